@@ -1,0 +1,1 @@
+"""What a run leaves behind for people: metrics, progress, figure, table, report. Needs no torch."""

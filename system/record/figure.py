@@ -1,0 +1,233 @@
+"""The figure of a run: reward while training, and what came of it on held-out tasks."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from .finding import finding, name
+
+# One colour and line a rule, the same in every figure. Luminance rises down the list: apart in grey as well.
+COLOUR = {
+    "prompt_mean": "#12355b",
+    "sequence_sum": "#8f2d56",
+    "token_mean": "#d1603d",
+    "sequence_mean": "#e3a72f",
+}
+_SPARE = ("#3b6e62", "#7a8b99", "#57407c", "#a3b18a")
+_LINE = {
+    "prompt_mean": "-",
+    "sequence_sum": (0, (1, 1.2)),
+    "token_mean": (0, (5, 1.5)),
+    "sequence_mean": (0, (6, 1.5, 1, 1.5)),
+}
+_INK, _GREY = "#1d1d1f", "#6e6e73"
+
+
+def colour(arm: str) -> str:
+    """The colour of an arm: that of its rule where the rule is known, else a spare one fixed by its name."""
+    return COLOUR.get(arm) or _SPARE[sum(arm.encode()) % len(_SPARE)]
+
+
+def draw(
+    metrics: Iterable[Mapping[str, Any]],
+    summary: Mapping[str, Any] | None,
+    path: str | os.PathLike[str],
+    *,
+    command: str,
+    commit: str,
+) -> Path:
+    """Draws reward curves (each seed thin, the mean thick) beside held-out bars with their 95 % intervals.
+
+    The title is the finding; the caption is the command that makes the figure again, and the commit.
+
+    Args:
+        metrics: lines of metrics.jsonl; evaluation lines are left out of the curves.
+        summary: summary.json, or None for a run that was stopped: then there are curves only.
+        path: where the PNG goes; its folder is made.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(9.6, 4.7), dpi=200, facecolor="white")
+    canvas = FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1.75, 1))
+    figure.subplots_adjust(left=0.065, right=0.985, top=0.80, bottom=0.205, wspace=0.2)
+    curves = _curves(metrics)
+    _draw_curves(left, curves)
+    _draw_bars(right, summary or {}, list(curves))
+    title = textwrap.fill(_capital(finding(summary)), 92)
+    figure.text(
+        0.012,
+        0.965,
+        title,
+        ha="left",
+        va="top",
+        fontsize=12.5,
+        fontweight="bold",
+        color=_INK,
+        linespacing=1.25,
+    )
+    caption = f"{command}\n{_sample_size(curves, summary or {})}" + (
+        f"  ·  commit {commit}" if commit else ""
+    )
+    figure.text(
+        0.012,
+        0.02,
+        caption,
+        ha="left",
+        va="bottom",
+        fontsize=7.5,
+        color=_GREY,
+        family="monospace",
+        linespacing=1.5,
+    )
+    canvas.print_png(str(path))
+    return path
+
+
+def _curves(metrics: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, list[tuple[int, float]]]]:
+    curves: dict[str, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    for line in metrics:
+        if not line.get("eval") and line.get("reward") is not None:
+            curves[line["arm"]][int(line["seed"])].append((int(line["step"]), float(line["reward"])))
+    return {
+        arm: {seed: sorted(points) for seed, points in sorted(seeds.items())} for arm, seeds in curves.items()
+    }
+
+
+def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[int, float]]]]) -> None:
+    ends: list[tuple[float, float, str]] = []
+    for arm, seeds in curves.items():
+        total: dict[int, list[float]] = defaultdict(list)
+        for points in seeds.values():
+            steps, rewards = zip(*points)
+            axes.plot(steps, rewards, color=colour(arm), linewidth=0.7, alpha=0.4)
+            for step, reward in points:
+                total[step].append(reward)
+        # A mean over fewer seeds than there are would jump where a seed stops.
+        mean = [
+            (step, sum(values) / len(values))
+            for step, values in sorted(total.items())
+            if len(values) == len(seeds)
+        ]
+        if not mean:
+            continue
+        steps, rewards = zip(*mean)
+        axes.plot(
+            steps,
+            rewards,
+            color=colour(arm),
+            linewidth=2.2,
+            linestyle=_LINE.get(arm, "-"),
+            marker="o" if len(mean) == 1 else "",
+        )
+        ends.append((rewards[-1], steps[-1], arm))
+    axes.set_ylim(0, 1.02)
+    last = max((step for _, step, _ in ends), default=1)
+    axes.set_xlim(0, last * 1.24 + 0.5)
+    for height, (_, _, arm) in zip(_apart([end[0] for end in sorted(ends)], 0.062), sorted(ends)):
+        axes.text(
+            last * 1.02 + 0.2,
+            height,
+            name(arm),
+            color=colour(arm),
+            fontsize=8.5,
+            va="center",
+            fontweight="bold",
+        )
+    axes.set_xlabel("optimizer step", color=_INK, fontsize=9)
+    axes.set_ylabel("reward in training (mean of a step, 0 to 1)", color=_INK, fontsize=9)
+    if not ends:
+        axes.text(
+            0.5, 0.5, "no optimizer step yet", transform=axes.transAxes, ha="center", color=_GREY, fontsize=9
+        )
+    _bare(axes)
+
+
+def _draw_bars(axes: Axes, summary: Mapping[str, Any], order: Sequence[str]) -> None:
+    arms = summary.get("arms") or {}
+    scored = [
+        arm
+        for arm in [*order, *(arm for arm in arms if arm not in order)]
+        if _score(arms.get(arm)) is not None
+    ]
+    tops = [0.1]
+    for place, arm in enumerate(scored):
+        mean, se = _score(arms[arm]) or (0.0, 0.0)
+        axes.bar(place, mean, width=0.62, color=colour(arm), edgecolor="white")
+        axes.errorbar(place, mean, yerr=1.96 * se, color=_INK, linewidth=1.1, capsize=3.5)
+        axes.text(place, mean + 1.96 * se, f" {mean:.2f}", ha="center", va="bottom", fontsize=8.5, color=_INK)
+        tops.append(mean + 1.96 * se)
+    warm = _score(summary.get("warm_start"))
+    if warm is not None:
+        axes.axhspan(warm[0] - 1.96 * warm[1], warm[0] + 1.96 * warm[1], color=_GREY, alpha=0.13, linewidth=0)
+        axes.axhline(warm[0], color=_GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+        axes.text(
+            max(len(scored), 1) - 0.42,
+            warm[0],
+            f"warm\nstart\n{warm[0]:.2f}",
+            fontsize=8,
+            color=_GREY,
+            va="center",
+        )
+        tops.append(warm[0] + 1.96 * warm[1])
+    axes.set_xlim(-0.6, max(len(scored), 1) - (0.05 if warm else 0.4))
+    axes.set_ylim(0, min(1.05, max(tops) * 1.14))
+    axes.set_xticks(range(len(scored)), [name(arm).replace(" ", "\n", 1) for arm in scored], fontsize=8.5)
+    axes.set_ylabel("pass@1 on held-out tasks, 95 % interval", color=_INK, fontsize=9)
+    if not scored:
+        axes.text(
+            0.5,
+            0.5,
+            "no held-out evaluation yet",
+            transform=axes.transAxes,
+            ha="center",
+            color=_GREY,
+            fontsize=9,
+        )
+    _bare(axes)
+
+
+def _score(arm: Mapping[str, Any] | None) -> tuple[float, float] | None:
+    score = (arm or {}).get("pass_at_1") or {}
+    return None if score.get("mean") is None else (float(score["mean"]), float(score.get("se") or 0.0))
+
+
+def _apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Rising heights, moved up where needed so that each is `gap` above the one before."""
+    placed: list[float] = []
+    for height in heights:
+        placed.append(max(height, placed[-1] + gap) if placed else height)
+    # Shift the block down by half of what the top label was pushed, so that labels stay near their lines.
+    push = (placed[-1] - heights[-1]) / 2 if placed else 0.0
+    return [height - push for height in placed]
+
+
+def _sample_size(curves: Mapping[str, Mapping[int, object]], summary: Mapping[str, Any]) -> str:
+    seeds = max((len(seeds) for seeds in curves.values()), default=0)
+    words = [f"{seeds} seed{'' if seeds == 1 else 's'} an arm"]
+    config = summary.get("config") or {}
+    for key, word in (("tasks_held_out", "held-out tasks"), ("attempts", "attempts each")):
+        if config.get(key) is not None:
+            words.append(f"{config[key]} {word}")
+    return ", ".join(words)
+
+
+def _bare(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#c7c7cc")
+    axes.tick_params(colors=_INK, labelsize=8.5, length=3, color="#c7c7cc")
+    axes.grid(axis="y", color="#ececf0", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,135 @@
+"""The files of a run: append-only JSON lines and whole JSON values, readable at any moment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class JsonLines:
+    """Appends one record a line; every line is on disk before `write` returns.
+
+    A line goes out in a single write to a file opened for appending: a reader, or Ctrl-C, finds whole lines only.
+    A torn last line, left by a power cut, is removed when the file is opened again.
+
+    Example:
+        with JsonLines(run / "metrics.jsonl") as metrics:
+            metrics.write({"arm": "prompt_mean", "seed": 0, "step": 1, "reward": 0.41})
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_tail(self.path)
+        self._fd: int | None = os.open(
+            self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends one record; a number that is not finite is written as null.
+
+        Raises:
+            ValueError: the file is closed.
+        """
+        if self._fd is None:
+            raise ValueError(f"{self.path} must be open to be written to, got a closed file")
+        data = (json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+        while data:
+            data = data[os.write(self._fd, data) :]
+
+    def close(self) -> None:
+        """Closes the file; a second call does nothing."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The records of a file of JSON lines, in order; a torn last line is left out.
+
+    Raises:
+        ValueError: a line other than a torn last one is not a JSON object; the text names file and line.
+    """
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                return
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise ValueError(f"{path} line {number} must be a JSON object, got {line[:60]!r}")
+            yield record
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    """Writes one JSON value whole: a reader sees the old file or the new one, never a part."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(_finite(value), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    os.replace(fresh, path)
+
+
+def commit_hash(root: str | os.PathLike[str]) -> str:
+    """The short commit hash of a checkout, "+" after it when tracked files differ; "" outside a checkout."""
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "--short=10", "HEAD")
+    if not commit:
+        return ""
+    return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _drop_torn_tail(path: Path) -> None:
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        size = end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
