@@ -1,0 +1,1 @@
+"""Token ids in; token ids, log-probabilities and policy versions out."""
