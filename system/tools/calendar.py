@@ -1,0 +1,38 @@
+"""The calendar of a world: calendar.ics, one line an event."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from icalendar import Calendar
+from mcp.server import MCPServer
+
+from system.tools.paths import existing_file
+from system.tools.registration import add_tool
+from system.tools.results import joined, matches, one_line
+
+CALENDAR = "calendar.ics"
+
+
+def list_events(root: Path, find: str = "") -> str:
+    """List calendar events."""
+    lines = event_lines(existing_file(root, CALENDAR))
+    return joined((line for line in lines if matches(find, line)), rest="narrow with find")
+
+
+def event_lines(file: Path) -> list[str]:
+    """Give every event as `2026-03-02 09:00 summary`, by start; an event of a whole day has no time."""
+    calendar = Calendar.from_ical(file.read_bytes())
+    return sorted(_line(event) for event in calendar.walk("VEVENT"))
+
+
+def _line(event: object) -> str:
+    start = event.start  # pyright: ignore[reportAttributeAccessIssue]
+    form = "%Y-%m-%d %H:%M" if isinstance(start, datetime) else "%Y-%m-%d"
+    return one_line(f"{start.strftime(form)} {event.get('SUMMARY', '')}")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def register(server: MCPServer, root: Path) -> None:
+    """Offer the calendar tool."""
+    add_tool(server, root, list_events)

@@ -1,0 +1,36 @@
+"""Chat channels: chat/<channel>.json, a list of messages with `user` and `text`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mcp.server import MCPServer
+
+from system.tools.paths import inside
+from system.tools.registration import add_tool
+from system.tools.results import joined, matches, one_line
+
+FOLDER = "chat"
+
+
+def read_channel(root: Path, channel: str, find: str = "") -> str:
+    """Read a chat channel."""
+    name = channel.removeprefix("#")
+    file = inside(root, f"{FOLDER}/{name}.json")
+    if not file.is_file():
+        channels = sorted(path.stem for path in (root / FOLDER).glob("*.json"))
+        raise ValueError(f"no such channel {channel}; channels here: {', '.join(channels) or 'none'}")
+    return joined((line for line in message_lines(file) if matches(find, line)), rest="narrow with find")
+
+
+def message_lines(file: Path) -> list[str]:
+    """Give every message of a channel as `user: text`."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    messages = content["messages"] if isinstance(content, dict) else content
+    return [one_line(f"{message['user']}: {message['text']}") for message in messages]
+
+
+def register(server: MCPServer, root: Path) -> None:
+    """Offer the chat tool."""
+    add_tool(server, root, read_channel)

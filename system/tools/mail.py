@@ -1,0 +1,104 @@
+"""The mailbox of a world: mail.mbox, messages named m1, m2, ... in the order of the file."""
+
+from __future__ import annotations
+
+import re
+from email import message_from_bytes
+from email.errors import HeaderParseError
+from email.header import decode_header, make_header
+from email.message import Message
+from pathlib import Path
+from typing import NamedTuple
+
+from mcp.server import MCPServer
+
+from system.tools.paths import existing_file
+from system.tools.registration import add_tool
+from system.tools.results import cut, joined, matches, one_line
+
+MAILBOX = "mail.mbox"
+
+
+class Mail(NamedTuple):
+    """One message, decoded: `Mail("m1", "Ana <ana@x.example>", "Norvik fee", "Norvik fee: 4821")`."""
+
+    id: str
+    sender: str
+    subject: str
+    body: str
+
+    @property
+    def line(self) -> str:
+        """The message in one line of a list."""
+        return f"{self.id} | {self.sender} | {self.subject}"
+
+
+def list_mail(root: Path) -> str:
+    """List the mail."""
+    return joined((mail.line for mail in _mails(root)), rest="use search_mail")
+
+
+def search_mail(root: Path, query: str) -> str:
+    """Find mail by a text in subject or body."""
+    found = (mail.line for mail in _mails(root) if matches(query, mail.subject) or matches(query, mail.body))
+    return joined(found, rest="use a longer query")
+
+
+def read_mail(root: Path, id: str) -> str:
+    """Read one mail."""
+    mails = {mail.id: mail for mail in _mails(root)}
+    if id not in mails:
+        raise ValueError(f"no such mail {id}; ids: m1 to m{len(mails)}")
+    mail = mails[id]
+    return cut(f"From: {mail.sender}\nSubject: {mail.subject}\n\n{mail.body}", rest="use search_files")
+
+
+def mail_lines(file: Path) -> list[str]:
+    """Give every message of a mailbox as its line in a list and the lines of its body."""
+    return [line for mail in parse_mailbox(file) for line in (mail.line, *mail.body.splitlines())]
+
+
+def parse_mailbox(file: Path) -> list[Mail]:
+    """Read a mailbox in mbox format."""
+    data = file.read_bytes().replace(b"\r\n", b"\n")
+    starts = [match.start() for match in re.finditer(rb"(?:\A|(?<=\n\n))From [^\n]*\n", data)]
+    messages = [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]
+    return [_mail(f"m{number}", data) for number, data in enumerate(messages, 1)]
+
+
+def _mails(root: Path) -> list[Mail]:
+    return parse_mailbox(existing_file(root, MAILBOX))
+
+
+def _mail(id: str, data: bytes) -> Mail:
+    message = message_from_bytes(data.split(b"\n", 1)[1])
+    return Mail(id, _header(message, "From"), _header(message, "Subject"), _body(message))
+
+
+def _header(message: Message, name: str) -> str:
+    value = str(message.get(name, ""))
+    if "=?" not in value:
+        return one_line(value)
+    try:
+        return one_line(str(make_header(decode_header(value))))
+    except (HeaderParseError, LookupError, UnicodeDecodeError):
+        return one_line(value)
+
+
+def _body(message: Message) -> str:
+    part = next((part for part in message.walk() if part.get_content_type() == "text/plain"), message)
+    payload = part.get_payload(decode=True)
+    if not isinstance(payload, bytes):
+        return ""
+    charset = part.get_content_charset() or "utf-8"
+    try:
+        text = payload.decode(charset, errors="replace")
+    except LookupError:
+        text = payload.decode("utf-8", errors="replace")
+    return re.sub(r"^>(>*From )", r"\1", text, flags=re.MULTILINE).strip()
+
+
+def register(server: MCPServer, root: Path) -> None:
+    """Offer the mail tools."""
+    for function in (list_mail, search_mail, read_mail):
+        add_tool(server, root, function)

@@ -1,0 +1,37 @@
+"""Parts of an office file: the XML documents inside the zip and the relations between them."""
+
+from __future__ import annotations
+
+import posixpath
+from zipfile import ZipFile
+
+from lxml import etree
+
+_RELATIONSHIP = "{http://schemas.openxmlformats.org/package/2006/relationships}Relationship"
+
+
+def parse_part(archive: ZipFile, name: str) -> etree._Element:
+    """Parse one part; entities are not expanded.
+
+    Raises:
+        ValueError: The file lacks the part.
+    """
+    if name not in archive.NameToInfo:
+        raise ValueError(f"the file lacks {name}")
+    return etree.fromstring(archive.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
+
+
+def relations_name(part: str) -> str:
+    """Name the part that lists the relations of another part."""
+    folder, base = posixpath.split(part)
+    return f"{folder}/_rels/{base}.rels"
+
+
+def related_parts(archive: ZipFile, part: str) -> dict[str, str]:
+    """Map relation ids of a part to the names of the parts they point to."""
+    folder = posixpath.dirname(part)
+    relations = parse_part(archive, relations_name(part))
+    return {
+        relation.get("Id", ""): posixpath.normpath(posixpath.join(f"/{folder}", relation.get("Target", "")))[1:]
+        for relation in relations.iter(_RELATIONSHIP)
+    }

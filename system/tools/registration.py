@@ -1,0 +1,48 @@
+"""How a plain function of a world becomes a tool of the server."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
+
+from system.tools.results import failure_line
+
+_ARGUMENT_TYPES: dict[Any, Any] = {
+    str: Annotated[str, Field(coerce_numbers_to_str=True)],  # a model writes 77 as often as "77"
+    int: int,
+}
+
+
+def add_tool(server: MCPServer, root: Path, function: Callable[..., str]) -> None:
+    """Offer `function(root, ...)` as a tool: its name, the first line of its docstring, a flat schema.
+
+    The tool is a coroutine function although it never waits: the SDK runs plain functions in worker threads.
+
+    Args:
+        server: Where the tool is added.
+        root: The world folder, passed as the first argument.
+        function: Takes strings and integers, returns text, raises ValueError for what the model did wrong.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    arguments = [
+        argument.replace(annotation=_ARGUMENT_TYPES[argument.annotation])
+        for argument in list(signature.parameters.values())[1:]
+    ]
+
+    async def tool(**given: Any) -> str:
+        try:
+            return function(root, **given)
+        except Exception as error:  # a damaged file can raise anything; the model reads it as one line
+            raise ToolError(failure_line(error, root)) from error
+
+    tool.__name__ = function.__name__
+    tool.__doc__ = (function.__doc__ or "").strip().split("\n")[0]
+    tool.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": str}
+    setattr(tool, "__signature__", inspect.Signature(arguments, return_annotation=str))
+    server.add_tool(tool, structured_output=False)

@@ -1,0 +1,86 @@
+"""The MCP server of a world: every tool, with one-line errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import CallToolResult, InputRequiredResult, TextContent
+from pydantic import ValidationError
+
+from system.tools import calendar, chat, code, documents, files, mail, pdfs, sheets, slides
+from system.tools.results import one_line
+
+_TYPE_NAMES = {"string": "a string", "integer": "an integer"}
+
+
+class OfficeServer(MCPServer[Any]):
+    """An MCP server whose every failed call is one line `error: ...` that the model can read."""
+
+    async def call_tool(
+        self, name: str, arguments: dict[str, Any], context: Any = None
+    ) -> CallToolResult | InputRequiredResult:
+        """Call a tool; what went wrong becomes a text result with `is_error` true."""
+        try:
+            self._refuse_unknown(name, arguments)
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            content = TextContent(type="text", text=self._line(name, error))
+            return CallToolResult(content=[content], is_error=True)
+
+    def _refuse_unknown(self, name: str, arguments: Mapping[str, Any]) -> None:
+        tools = {tool.name: tool for tool in self._tool_manager.list_tools()}
+        if name not in tools:
+            raise ToolError(f"error: no such tool {one_line(name)[:80]}; tools: {', '.join(tools)}")
+        known = tools[name].parameters["properties"]
+        unknown = [argument for argument in arguments if argument not in known]
+        if unknown:
+            names = ", ".join(known) or "none"
+            raise ToolError(f"error: {name} has no argument {one_line(unknown[0])[:80]}; arguments: {names}")
+
+    def _line(self, name: str, error: ToolError) -> str:
+        cause = error.__cause__
+        if cause is None or not isinstance(cause, ToolError | ValidationError):
+            return str(error)
+        if isinstance(cause, ToolError):  # the SDK puts its own words in front of the tool's line
+            return str(cause)
+        first = cause.errors()[0]
+        argument = str(first["loc"][0])
+        if first["type"] == "missing":
+            return f"error: {name} needs argument {argument}"
+        tool = self._tool_manager.get_tool(name)
+        wanted = tool.parameters["properties"][argument].get("type") if tool else None
+        got = json.dumps(first["input"], ensure_ascii=False, default=str)[:80]
+        return f"error: {argument} must be {_TYPE_NAMES.get(str(wanted), wanted)}, got {got}"
+
+
+def build_server(root: Path) -> MCPServer:
+    """Build the server of the world at `root`; it starts no thread and leaves logging as it was.
+
+    Args:
+        root: The world folder; every path that a tool takes is relative to it.
+    """
+    guard = logging.NullHandler()  # with a handler in place the SDK does not install its own on the root logger
+    logging.root.addHandler(guard)
+    try:
+        server = OfficeServer("office", log_level="ERROR")
+    finally:
+        logging.root.removeHandler(guard)
+    for module in (files, sheets, pdfs, slides, documents, mail, chat, calendar, code):
+        module.register(server, root)
+    return server
+
+
+def tool_lines(server: MCPServer) -> list[str]:
+    """Say each tool of a server in one line, `read_sheet(path, find, range, sheet)`, for the system prompt."""
+    tools = server._tool_manager.list_tools()
+    return [f"{tool.name}({', '.join(tool.parameters['properties'])})" for tool in tools]
+
+
+TOOL_LINES: list[str] = tool_lines(build_server(Path(".")))
+"""One line a tool, as the server itself lists them."""

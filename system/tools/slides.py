@@ -1,0 +1,59 @@
+"""Slide decks: the text of every slide, read from the XML inside the pptx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zipfile import ZipFile
+
+from lxml import etree
+from mcp.server import MCPServer
+
+from system.tools.parts import parse_part, related_parts
+from system.tools.paths import existing_file
+from system.tools.registration import add_tool
+from system.tools.results import joined, matches, one_line
+
+_DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
+_DECK = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
+_RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
+
+
+def read_slides(root: Path, path: str, find: str = "") -> str:
+    """Read the slides of a pptx file."""
+    lines = slide_lines(existing_file(root, path, ".pptx"))
+    return joined((line for line in lines if matches(find, line)), rest="narrow with find")
+
+
+def slide_lines(file: Path) -> list[str]:
+    """Give every paragraph and table row of a deck as `slide 1: text`, in order."""
+    with ZipFile(file) as archive:
+        deck = parse_part(archive, "ppt/presentation.xml")
+        targets = related_parts(archive, "ppt/presentation.xml")
+        slides = [
+            parse_part(archive, targets[entry.get(f"{_RELATION}id", "")])
+            for entry in deck.iter(f"{_DECK}sldId")
+        ]
+    return [f"slide {number}: {text}" for number, slide in enumerate(slides, 1) for text in _texts(slide)]
+
+
+def _texts(slide: etree._Element) -> list[str]:
+    texts = []
+    for element in slide.iter(f"{_DRAWING}p", f"{_DRAWING}tr"):
+        if element.tag == f"{_DRAWING}tr":
+            cells = [_text(cell) for cell in element.iter(f"{_DRAWING}tc")]
+            texts.append(" | ".join(cell for cell in cells if cell))
+        elif next(element.iterancestors(f"{_DRAWING}tr"), None) is None:
+            texts.append(_text(element))
+    return [text for text in texts if text]
+
+
+def _text(element: etree._Element) -> str:
+    words = []
+    for part in element.iter(f"{_DRAWING}t", f"{_DRAWING}br", f"{_DRAWING}p"):
+        words.append(part.text or "" if part.tag == f"{_DRAWING}t" else " ")
+    return one_line("".join(words))
+
+
+def register(server: MCPServer, root: Path) -> None:
+    """Offer the slide tool."""
+    add_tool(server, root, read_slides)
