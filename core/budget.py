@@ -1,0 +1,47 @@
+"""Context arithmetic of one turn: tokens to ask for, when to warn, how to cut a long tool result."""
+
+from __future__ import annotations
+
+
+def tokens_to_ask(*, window: int, used: int, cap: int) -> int:
+    """How many tokens the next turn may sample; 0 means that the trial is truncated by context, not broken.
+
+    Args:
+        window: tokens the trajectory may have in all.
+        used: tokens it has, the coming turn's prompt included.
+        cap: most tokens of one turn.
+    """
+    if cap < 1:
+        raise ValueError(f"cap must be positive, got {cap}")
+    return max(0, min(cap, window - used))
+
+
+def should_nudge(*, window: int, used: int, ratio: float, already_nudged: bool) -> bool:
+    """Whether to tell the agent, once in a trial, that little context is left.
+
+    Args:
+        used: tokens so far, the coming observation included.
+        ratio: the share of the window at or below which what is left counts as little.
+    """
+    if not 0 <= ratio <= 1:
+        raise ValueError(f"ratio must lie between 0 and 1, got {ratio}")
+    return not already_nudged and window - used <= ratio * window
+
+
+def percent_left(*, window: int, used: int) -> int:
+    """The share of the window that is left, in whole percent, never below 0."""
+    return max(0, (window - used) * 100 // window)
+
+
+def cut_text(text: str, *, limit: int, marker: str) -> str:
+    """A text of at most `limit` characters as it is; a longer one as its first two thirds, a marker, its last third.
+
+    The marker comes on top of `limit`, so that the text kept does not depend on its wording.
+    """
+    if limit < 0:
+        raise ValueError(f"limit must not be negative, got {limit}")
+    if len(text) <= limit:
+        return text
+    head = limit * 2 // 3
+    tail = limit - head
+    return text[:head] + marker + text[len(text) - tail :]

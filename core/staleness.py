@@ -1,0 +1,66 @@
+"""Policy-version arithmetic: how many groups may be under way, and how old a trajectory is.
+
+A version counts optimizer steps: version 0 is the warm start, and the step trained *from* version v makes v + 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+
+def admission_capacity(
+    *, version: int, accepted: int, running: int, batch_groups: int, max_staleness: int, max_running: int
+) -> int:
+    """How many more groups may start now.
+
+        min(max_running - running, (max_staleness + version + 1) * batch_groups - accepted - running), at least 0
+
+    The second bound says: if groups are trained in the order in which they start, a group that starts at `version`
+    is trained at most `max_staleness` versions later. With `max_staleness` 0 this is synchronous training.
+
+    Args:
+        version: the weights that the engine samples from now.
+        accepted: groups trained, in training or waiting to be trained; dropped groups have left this count.
+        running: groups being sampled.
+        batch_groups: groups in one optimizer step.
+        max_staleness: versions a trajectory may lag behind.
+        max_running: groups that the machines can sample side by side.
+    """
+    if batch_groups < 1:
+        raise ValueError(f"batch_groups must be positive, got {batch_groups}")
+    if min(version, accepted, running, max_staleness) < 0:
+        raise ValueError(
+            "version, accepted, running and max_staleness must not be negative, "
+            f"got {version}, {accepted}, {running}, {max_staleness}"
+        )
+    by_staleness = (max_staleness + version + 1) * batch_groups - accepted - running
+    return max(0, min(max_running - running, by_staleness))
+
+
+def accepted_at(version: int, *, batch_groups: int) -> int:
+    """Groups that count as accepted when a run resumes at `version`: a resumed run has the capacity of a fresh one."""
+    return version * batch_groups
+
+
+def staleness(policy_version: Iterable[int], *, version: int) -> int:
+    """Age of a trajectory: the version it is trained from, minus the version of its oldest sampled token.
+
+    Args:
+        policy_version: per token; negative where no policy sampled (prompt, observation), which does not count.
+        version: the trainer's version before the step.
+    """
+    oldest = min((v for v in policy_version if v >= 0), default=version)
+    if oldest > version:
+        raise ValueError(f"a token must not be newer than the trainer's version {version}, got {oldest}")
+    return version - oldest
+
+
+def is_fresh(age: int, *, max_staleness: int) -> bool:
+    """Whether a trajectory of this age may be trained: a bound that holds per trajectory, not on average."""
+    return age <= max_staleness
+
+
+def staleness_histogram(ages: Iterable[int]) -> dict[int, int]:
+    """How many trajectories have each age, youngest first."""
+    return dict(sorted(Counter(ages).items()))
