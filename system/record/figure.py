@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import textwrap
 from collections import defaultdict
@@ -59,22 +60,13 @@ def draw(
     figure = Figure(figsize=(9.6, 4.7), dpi=200, facecolor="white")
     canvas = FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(1.75, 1))
-    figure.subplots_adjust(left=0.065, right=0.985, top=0.80, bottom=0.205, wspace=0.2)
+    title = textwrap.fill(_capital(finding(summary)), 92)
+    figure.text(0.012, 0.965, title, va="top", fontsize=12.5, fontweight="bold", color=_INK, linespacing=1.25)
+    top = 0.87 if "\n" not in title else 0.82
+    figure.subplots_adjust(left=0.065, right=0.985, top=top, bottom=0.2, wspace=0.2)
     curves = _curves(metrics)
     _draw_curves(left, curves)
     _draw_bars(right, summary or {}, list(curves))
-    title = textwrap.fill(_capital(finding(summary)), 92)
-    figure.text(
-        0.012,
-        0.965,
-        title,
-        ha="left",
-        va="top",
-        fontsize=12.5,
-        fontweight="bold",
-        color=_INK,
-        linespacing=1.25,
-    )
     caption = f"{command}\n{_sample_size(curves, summary or {})}" + (
         f"  ·  commit {commit}" if commit else ""
     )
@@ -130,10 +122,15 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[in
             marker="o" if len(mean) == 1 else "",
         )
         ends.append((rewards[-1], steps[-1], arm))
-    axes.set_ylim(0, 1.02)
+    low, high = _limits(
+        [reward for seeds in curves.values() for points in seeds.values() for _, reward in points]
+    )
+    axes.set_ylim(low, high)
     last = max((step for _, step, _ in ends), default=1)
-    axes.set_xlim(0, last * 1.24 + 0.5)
-    for height, (_, _, arm) in zip(_apart([end[0] for end in sorted(ends)], 0.062), sorted(ends)):
+    axes.set_xlim(0, last * 1.3 + 0.5)
+    for height, (_, _, arm) in zip(
+        _apart([end[0] for end in sorted(ends)], 0.062 * (high - low)), sorted(ends)
+    ):
         axes.text(
             last * 1.02 + 0.2,
             height,
@@ -168,18 +165,16 @@ def _draw_bars(axes: Axes, summary: Mapping[str, Any], order: Sequence[str]) -> 
         tops.append(mean + 1.96 * se)
     warm = _score(summary.get("warm_start"))
     if warm is not None:
-        axes.axhspan(warm[0] - 1.96 * warm[1], warm[0] + 1.96 * warm[1], color=_GREY, alpha=0.13, linewidth=0)
-        axes.axhline(warm[0], color=_GREY, linewidth=1.2, linestyle=(0, (2, 2)))
+        ends = (-0.6, max(len(scored), 1) - 0.5)
+        axes.fill_between(
+            ends, warm[0] - 1.96 * warm[1], warm[0] + 1.96 * warm[1], color="#e5e5ea", linewidth=0, zorder=0.6
+        )
+        axes.plot(ends, (warm[0], warm[0]), color=_GREY, linewidth=1.3, linestyle=(0, (2, 2)))
         axes.text(
-            max(len(scored), 1) - 0.42,
-            warm[0],
-            f"warm\nstart\n{warm[0]:.2f}",
-            fontsize=8,
-            color=_GREY,
-            va="center",
+            ends[1] + 0.06, warm[0], f"warm\nstart\n{warm[0]:.2f}", fontsize=8, color=_GREY, va="center"
         )
         tops.append(warm[0] + 1.96 * warm[1])
-    axes.set_xlim(-0.6, max(len(scored), 1) - (0.05 if warm else 0.4))
+    axes.set_xlim(-0.6, max(len(scored), 1) - (0.0 if warm else 0.4))
     axes.set_ylim(0, min(1.05, max(tops) * 1.14))
     axes.set_xticks(range(len(scored)), [name(arm).replace(" ", "\n", 1) for arm in scored], fontsize=8.5)
     axes.set_ylabel("pass@1 on held-out tasks, 95 % interval", color=_INK, fontsize=9)
@@ -199,6 +194,16 @@ def _draw_bars(axes: Axes, summary: Mapping[str, Any], order: Sequence[str]) -> 
 def _score(arm: Mapping[str, Any] | None) -> tuple[float, float] | None:
     score = (arm or {}).get("pass_at_1") or {}
     return None if score.get("mean") is None else (float(score["mean"]), float(score.get("se") or 0.0))
+
+
+def _limits(rewards: Sequence[float]) -> tuple[float, float]:
+    """The tenths of [0, 1] around the rewards, at least 0.4 apart: noise must not look like a result."""
+    if not rewards:
+        return 0.0, 1.0
+    low, high = math.floor(min(rewards) * 10) / 10, math.ceil(max(rewards) * 10) / 10
+    missing = max(0.0, 0.4 - (high - low)) / 2
+    low, high = max(0.0, low - missing), min(1.0, high + missing)
+    return max(0.0, min(low, high - 0.4)), min(1.0, max(high, low + 0.4)) + 0.01
 
 
 def _apart(heights: Sequence[float], gap: float) -> list[float]:

@@ -22,15 +22,26 @@ def finding(summary: Mapping[str, Any] | None) -> str:
         widest = max(max(abs(item["low"]), abs(item["high"])) for item in comparisons)
         many = f"all {len(arms)} rules" if len(arms) > 2 else f"{name(arms[0])} and {name(arms[1])}"
         return f"No rule wins: {many} tie on held-out tasks (differences up to {widest:.2f} are not excluded)"
-    lead = max(won, key=lambda item: abs(item["difference"]))
-    better, worse = (lead["a"], lead["b"]) if lead["verdict"] == "a better" else (lead["b"], lead["a"])
-    title = f"{name(better)} beats {name(worse)} by {abs(lead['difference']):.2f} on held-out tasks"
-    rest = len(comparisons) - len(won)
-    if len(won) > 1:
-        title += f"; {len(won)} of {len(comparisons)} differences are supported"
-    elif rest:
-        title += "; the other differences are ties" if rest > 1 else "; the other difference is a tie"
-    return title
+    beaten: dict[str, list[Mapping[str, Any]]] = {}
+    for item in won:
+        beaten.setdefault(item["a"] if item["verdict"] == "a better" else item["b"], []).append(item)
+    best = max(
+        beaten, key=lambda arm: (len(beaten[arm]), max(abs(item["difference"]) for item in beaten[arm]))
+    )
+    losers = [
+        f"{name(item['b'] if item['a'] == best else item['a'])} by {abs(item['difference']):.2f}"
+        for item in sorted(beaten[best], key=lambda item: -abs(item["difference"]))
+    ]
+    return (
+        f"On held-out tasks {name(best)} beats {' and '.join(losers)}{_others(comparisons, won, len(losers))}"
+    )
+
+
+def _others(comparisons: list[Mapping[str, Any]], won: list[Mapping[str, Any]], told: int) -> str:
+    ties, more = len(comparisons) - len(won), len(won) - told
+    parts = [f"{more} more supported"] if more else []
+    parts += [f"{ties} tie{'s' if ties > 1 else ''}"] if ties else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def sentences(summary: Mapping[str, Any] | None) -> list[str]:
@@ -40,11 +51,18 @@ def sentences(summary: Mapping[str, Any] | None) -> list[str]:
 
 def _sentence(item: Mapping[str, Any]) -> str:
     metric = item.get("metric", "pass@1")
-    a, b = name(item["a"]), name(item["b"])
-    numbers = f"{item['difference']:+.3f} {metric} (95 % interval {item['low']:+.3f} to {item['high']:+.3f})"
-    if item["verdict"] == "tie":
-        need = item.get("seeds_needed")
-        more = f"; a difference of this size would need about {need} seeds an arm" if need else ""
-        return f"{a} against {b}: a tie, {numbers}{more}."
-    better, worse = (a, b) if item["verdict"] == "a better" else (b, a)
-    return f"{better} beats {worse}: {a} against {b} {numbers}."
+    a, b, difference, low, high = (
+        name(item["a"]),
+        name(item["b"]),
+        item["difference"],
+        item["low"],
+        item["high"],
+    )
+    if item["verdict"] == "b better":
+        a, b, difference, low, high = b, a, -difference, -high, -low
+    numbers = f"{difference:+.3f} {metric}, 95 % interval {low:+.3f} to {high:+.3f}"
+    if item["verdict"] != "tie":
+        return f"{a} beats {b}: {numbers}."
+    need = item.get("seeds_needed")
+    more = f"; a difference of this size would show with about {need} seeds an arm" if need else ""
+    return f"{a} and {b} tie: {numbers}{more}."

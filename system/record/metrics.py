@@ -15,8 +15,8 @@ from typing import Any, Self
 class JsonLines:
     """Appends one record a line; every line is on disk before `write` returns.
 
-    A line goes out in a single write to a file opened for appending: a reader, or Ctrl-C, finds whole lines only.
-    A torn last line, left by a power cut, is removed when the file is opened again.
+    A line goes out in a single write to a file opened for appending: a reader finds whole lines only, also
+    after Ctrl-C. A torn last line, left by a power cut, is removed when the file is opened again.
 
     Example:
         with JsonLines(run / "metrics.jsonl") as metrics:

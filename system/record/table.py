@@ -16,21 +16,21 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("pass@1", "pass_at_1", "estimate"),
     ("reward", "reward", "estimate"),
     ("turns", "turns", ".1f"),
-    ("tokens/turn", "tokens_per_turn", ".0f"),
-    ("tool success", "tool_success", ".0%"),
-    ("context exhausted", "context_exhaustion", ".1%"),
-    ("mean staleness", "staleness", "histogram"),
-    ("trainer idle", "trainer_idle", ".0%"),
+    ("tokens\na turn", "tokens_per_turn", ".0f"),
+    ("tools\nok", "tool_success", ".0%"),
+    ("context\nfull", "context_exhaustion", ".1%"),
+    ("stale", "staleness", "histogram"),
+    ("idle", "trainer_idle", ".0%"),
     ("time", "seconds", "clock"),
 )
 
 
 def final_table(summary: Mapping[str, Any]) -> Table:
     """One row an arm and one for the warm start; held-out numbers with plus or minus one standard error."""
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     table.add_column("arm", no_wrap=True)
     for heading, _, _ in COLUMNS:
-        table.add_column(heading, justify="right", no_wrap=False)
+        table.add_column(heading, justify="right", no_wrap=True)
     warm = summary.get("warm_start")
     if warm:
         table.add_row(
@@ -49,7 +49,7 @@ def cell(values: Mapping[str, Any], key: str, form: str) -> str:
         value = value or {}
         if value.get("mean") is None:
             return "–"
-        return f"{value['mean']:.3f}" + ("" if value.get("se") is None else f" ± {value['se']:.3f}")
+        return f"{value['mean']:.2f}" + ("" if value.get("se") is None else f" ±{value['se']:.2f}")
     if form == "histogram":
         return "–" if not value else f"{mean_staleness(value):.2f}"
     if value is None:
