@@ -193,7 +193,7 @@ def _choose(path: Path, sample: int) -> tuple[list[dict[str, Any]], dict[str, Co
 
 
 def _mix(kinds: Mapping[str, Sequence[int]], sample: int) -> list[int]:
-    """At most `sample` indices: as even over the kinds as their counts allow, spread over each kind's range."""
+    """At most `sample` indices: as even over kinds as their counts allow, spread over each kind's range."""
     quota: Counter[str] = Counter()
     while sum(quota.values()) < sample:
         open_kinds = [kind for kind, indices in kinds.items() if quota[kind] < len(indices)]
