@@ -51,7 +51,7 @@ def demonstration(company: Company, task: Assignment, slip: Slip) -> list[Messag
 def draw_demonstration(
     seed: int, *, split: Split, level_shares: dict[int, float], slip_rates: dict[str, float]
 ) -> tuple[Company, Assignment, list[Message]]:
-    """A company, one task in it and a demonstration of it, from one seed; four seeds in a row share a company.
+    """A company, one task in it and a demonstration of it, from one seed; four seeds share a company.
 
     Args:
         seed: not negative; the company is `make_company(seed // 4, split=split)`.

@@ -32,7 +32,7 @@ class BadCall(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One thing to look up: `Item("Norvik fee", "mail", "fees.xlsx")`; target is the sheet that is to be set."""
+    """One thing to look up: `Item("Norvik fee", "mail", "fees.xlsx")`; target is the sheet to be set."""
 
     label: str
     source: str
