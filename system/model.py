@@ -1,7 +1,7 @@
 """A Qwen3 decoder in plain torch, over flat packed rows.
 
-Weight names are Hugging Face's, so that a policy folder written here opens in transformers and vLLM, and the other way
-round. The engine decodes the same weights with a KV cache in `system/engine/cached.py`.
+Weight names are Hugging Face's, so that a policy folder written here opens in transformers and vLLM, and the
+other way round. The engine decodes the same weights with a KV cache in `system/engine/cached.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ModelConfig:
     head_dim: int
     vocab_size: int
     token_count: int
-    """Ids from here to vocab_size are padding of the embedding: never sampled, and left out of every softmax."""
+    """Ids from here to vocab_size pad the embedding: never sampled, and left out of every softmax."""
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
@@ -48,7 +48,9 @@ class ModelConfig:
         if self.head_dim % 2 != 0:
             raise ValueError(f"head_dim must be even, got {self.head_dim}")
         if not 0 < self.token_count <= self.vocab_size:
-            raise ValueError(f"token_count must be in 1..vocab_size={self.vocab_size}, got {self.token_count}")
+            raise ValueError(
+                f"token_count must be in 1..vocab_size={self.vocab_size}, got {self.token_count}"
+            )
 
 
 def config_from_huggingface(record: Mapping[str, Any], *, token_count: int | None = None) -> ModelConfig:
@@ -282,7 +284,9 @@ class Qwen3(nn.Module):
         """A model with exactly these weights; a missing or unexpected name raises."""
         with torch.device("meta"):
             model = cls(config)
-        copied = {name: value.detach().to(device=device, dtype=dtype, copy=True) for name, value in state.items()}
+        copied = {
+            name: value.detach().to(device=device, dtype=dtype, copy=True) for name, value in state.items()
+        }
         model.load_state_dict(copied, strict=True, assign=True)
         return model.requires_grad_(True)
 
@@ -295,7 +299,9 @@ class Qwen3(nn.Module):
     def forward(self, token_ids: Tensor, row_lengths: Sequence[int]) -> Tensor:
         """Last hidden states [T, hidden_size] of rows that lie one after the other in token_ids [T]."""
         if sum(row_lengths) != token_ids.shape[0]:
-            raise ValueError(f"row_lengths must add up to {token_ids.shape[0]} tokens, got {sum(row_lengths)}")
+            raise ValueError(
+                f"row_lengths must add up to {token_ids.shape[0]} tokens, got {sum(row_lengths)}"
+            )
         x = self.model.embed_tokens(token_ids)
         rows = rows_of(row_lengths, device=x.device)
         cosine, sine = self._rotation(max(row_lengths), x)

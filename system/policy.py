@@ -28,7 +28,9 @@ def load_policy(folder: str | os.PathLike[str]) -> tuple[ModelConfig, dict[str, 
     for name in POLICY_FILES:
         if not (root / name).is_file():
             raise FileNotFoundError(f"policy folder must have {name}, got {root} without it")
-    config = config_from_huggingface(json.loads((root / "config.json").read_text()), token_count=token_count(root))
+    config = config_from_huggingface(
+        json.loads((root / "config.json").read_text()), token_count=token_count(root)
+    )
     state = {name: value.float() for name, value in load_file(root / "model.safetensors").items()}
     if config.tie_word_embeddings:
         state.pop("lm_head.weight", None)  # some writers store the tied copy as well
@@ -41,7 +43,10 @@ def token_count(folder: str | os.PathLike[str]) -> int:
     record = json.loads((Path(folder) / "tokenizer.json").read_text())
     vocab = record["model"]["vocab"]
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
-    return max(max(ids, default=-1), max((added["id"] for added in record.get("added_tokens", [])), default=-1)) + 1
+    return (
+        max(max(ids, default=-1), max((added["id"] for added in record.get("added_tokens", [])), default=-1))
+        + 1
+    )
 
 
 def save_policy(

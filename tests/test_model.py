@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from system.engine.cached import CachedModel
 from system.model import ModelConfig, Qwen3, config_from_huggingface, huggingface_config, random_state
 from system.policy import load_policy, save_policy
@@ -39,7 +40,9 @@ def write_tokenizer(folder: Path, token_count: int) -> None:
     """The two files a policy folder needs beside config and weights."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {f"t{i}": i for i in range(token_count)}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}}))
+    (folder / "tokenizer.json").write_text(
+        json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}})
+    )
     (folder / "chat_template.jinja").write_text("{{ messages }}")
 
 
@@ -56,13 +59,18 @@ def large_norms(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
 def transformers_logits(folder: Path, rows: list[list[int]]) -> list[torch.Tensor]:
     from transformers.models.qwen3 import modeling_qwen3
 
-    def wide_norm(self, x):  # transformers narrows to float32 here, which hides differences below 1e-7
+    def wide_norm(self, hidden_states):  # theirs narrows to float32, which hides differences below 1e-7
+        x = hidden_states
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
     narrow = modeling_qwen3.Qwen3RMSNorm.forward
     modeling_qwen3.Qwen3RMSNorm.forward = wide_norm
     try:
-        model = modeling_qwen3.Qwen3ForCausalLM.from_pretrained(folder, attn_implementation="sdpa").double().eval()
+        model = (
+            modeling_qwen3.Qwen3ForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+            .double()
+            .eval()
+        )
         with torch.no_grad():
             return [model(torch.tensor([row])).logits[0] for row in rows]
     finally:
@@ -71,7 +79,9 @@ def transformers_logits(folder: Path, rows: list[list[int]]) -> list[torch.Tenso
 
 def some_rows(lengths: list[int]) -> list[list[int]]:
     generator = torch.Generator().manual_seed(7)
-    return [torch.randint(0, CONFIG.vocab_size, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(0, CONFIG.vocab_size, (length,), generator=generator).tolist() for length in lengths
+    ]
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -126,7 +136,9 @@ def test_cached_decoding_equals_the_full_forward():
     rows = some_rows([40, 23, 31])
     starts = [12, 1, 20]
     with torch.no_grad():
-        full = model.logits(model(torch.tensor(sum(rows, [])), [40, 23, 31])).log_softmax(-1).split([40, 23, 31])
+        full = (
+            model.logits(model(torch.tensor(sum(rows, [])), [40, 23, 31])).log_softmax(-1).split([40, 23, 31])
+        )
     largest, total, count = 0.0, 0.0, 0
 
     def compare(logits: torch.Tensor, expected: list[torch.Tensor]) -> None:
@@ -135,7 +147,9 @@ def test_cached_decoding_equals_the_full_forward():
         largest, total, count = max(largest, gap.max().item()), total + gap.mean().item(), count + 1
 
     # a first part, then an observation delta on top of it, then one token at a time
-    cached.prefill([row[: start - 1] or row[:1] for row, start in zip(rows, starts, strict=True)], [0, 1, 2], [0, 0, 0])
+    cached.prefill(
+        [row[: start - 1] or row[:1] for row, start in zip(rows, starts, strict=True)], [0, 1, 2], [0, 0, 0]
+    )
     logits = cached.prefill([rows[0][11:15], rows[1][1:4], rows[2][19:21]], [0, 1, 2], [11, 1, 19])
     compare(logits, [full[0][14], full[1][3], full[2][20]])
     at = [15, 4, 21]

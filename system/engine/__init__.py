@@ -1,1 +1,18 @@
-"""Token ids in; token ids, log-probabilities and policy versions out."""
+"""Token ids in; token ids, log-probabilities and policy versions out.
+
+This file, `request.py` and `client.py` never import torch: trial processes use them after a fork.
+"""
+
+from system.engine.client import EngineClient, EngineHandle, start_embedded_engine
+from system.engine.request import Completion, Engine, EngineError, FinishReason, GenerateRequest
+
+__all__ = [
+    "Completion",
+    "Engine",
+    "EngineClient",
+    "EngineError",
+    "EngineHandle",
+    "FinishReason",
+    "GenerateRequest",
+    "start_embedded_engine",
+]

@@ -1,8 +1,8 @@
 """The same Qwen3 as `system/model.py`, decoding with a static KV cache.
 
-At a million parameters the cost of a step is the number of torch calls, so projections are fused and stored
-transposed, norm weights of queries and keys are folded into the rotary tables, keys are cached transposed, and the
-slots being decoded are always 0..B-1 so that attention reads the cache in place.
+At a million parameters the cost of a step is the number of torch calls, so projections are fused and
+stored transposed, norm weights of queries and keys are folded into the rotary tables, keys are cached
+transposed, and the slots being decoded are always 0..B-1 so that attention reads the cache in place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Weights(NamedTuple):
     qk_norm: Tensor
     """Norm weights of queries and keys by layer, [layers, heads + kv heads, head_dim]."""
     qk_norm_turned: Tensor
-    """The same, turned by half a head with the sign of the rotation, so that rotating is two multiplications."""
+    """The same, turned by half a head with the sign of the rotation: rotating is two multiplications."""
     norm: Tensor
     head: Tensor
 
@@ -70,7 +70,10 @@ def fuse(config: ModelConfig, state: Mapping[str, Tensor], *, device: torch.devi
                 down=named[f"{mlp}down_proj.weight"].t().contiguous(),
             )
         )
-        norms = [named[f"{at}q_norm.weight"].expand(heads, -1), named[f"{at}k_norm.weight"].expand(kv_heads, -1)]
+        norms = [
+            named[f"{at}q_norm.weight"].expand(heads, -1),
+            named[f"{at}k_norm.weight"].expand(kv_heads, -1),
+        ]
         qk_norm.append(torch.cat(norms))
     stacked = torch.stack(qk_norm)
     first, second = stacked.chunk(2, dim=-1)
@@ -119,12 +122,22 @@ class CachedModel:
 
     def swap(self, a: int, b: int, length_a: int, length_b: int) -> None:
         """Exchange two slots, of which this many first tokens are in use."""
-        n = max(length_a, length_b)
-        for cache in (self.keys[:, :, :, :, :n], self.values[:, :, :, :n]):
-            kept = cache[:, a].clone()
-            if length_b:
+        if length_b == 0:
+            self.copy(a, b, length_a)
+        elif length_a == 0:
+            self.copy(b, a, length_b)
+        else:
+            n = max(length_a, length_b)
+            for cache in (self.keys[..., :n], self.values[:, :, :, :n]):
+                kept = cache[:, a].clone()
                 cache[:, a] = cache[:, b]
-            cache[:, b] = kept
+                cache[:, b] = kept
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first tokens of one slot into another."""
+        if length:
+            self.keys[:, target, ..., :length] = self.keys[:, source, ..., :length]
+            self.values[:, target, :, :length] = self.values[:, source, :, :length]
 
     @torch.inference_mode()
     def prefill(self, rows: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Tensor:
@@ -189,7 +202,7 @@ class CachedModel:
         return config.num_attention_heads, config.num_key_value_heads, config.head_dim
 
     def _rotation(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary tables with the norm weights in them, [T, layers, heads + kv heads, head_dim], for all layers."""
+        """Rotary tables with the norm weights in them, [T, layers, heads + kv heads, head_dim]."""
         cosine, sine = self.cosine[position][:, None, None], self.sine[position][:, None, None]
         return cosine * self.weights.qk_norm, sine * self.weights.qk_norm_turned
 
@@ -210,7 +223,7 @@ class CachedModel:
         return qkv
 
     def _attend(self, i: int, qkv: Tensor, slot: int, start: int, mask: Tensor | None) -> Tensor:
-        """Store the new keys and values of one row, and attend over all of its slot; [n, heads * head_dim]."""
+        """Store one row's new keys and values and attend over its whole slot; [n, heads * head_dim]."""
         heads, kv_heads, size = self._heads()
         group, n, end = heads // kv_heads, qkv.shape[0], start + qkv.shape[0]
         q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)

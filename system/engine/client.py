@@ -1,0 +1,198 @@
+"""The caller's side of the embedded engine: a socket client and the start of its process. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from system.engine.request import Completion, EngineError, GenerateRequest
+
+HEADER = struct.Struct("!I")
+LARGEST_MESSAGE = 64 * 1024 * 1024
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """One message on the wire: four bytes of length, then JSON."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+class EngineClient:
+    """An Engine behind a unix socket.
+
+    Connects at the first call and anew after a fork, so one object may be made before forking. Calls of
+    several threads of a process wait for each other. The engine drops what a client that goes away had there.
+    """
+
+    def __init__(self, socket_path: str | os.PathLike[str]) -> None:
+        self.socket_path = str(socket_path)
+        self._forget()
+
+    def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn; blocks until it is finished."""
+        reply = self._call({"op": "generate", **asdict(request)})
+        return Completion(**{name: reply[name] for name in Completion.__slots__})
+
+    def release(self, session_id: str) -> None:
+        """Forget a session's cache."""
+        self._call({"op": "release", "session_id": session_id})
+
+    def update_weights(
+        self, version: int, weights_path: str | os.PathLike[str], *, reset_kv: bool = False
+    ) -> None:
+        """Swap the weights between two decode steps."""
+        self._call(
+            {"op": "update_weights", "version": version, "path": str(weights_path), "reset_kv": reset_kv}
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the engine."""
+        return self._call({"op": "stats"})["stats"]
+
+    def close(self) -> None:
+        """Close this process's connection."""
+        if self._socket is not None and self._pid == os.getpid():
+            self._socket.close()
+        self._socket = None
+
+    def _forget(self) -> None:
+        self._socket: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self._pid != os.getpid():
+            inherited = self._socket
+            self._forget()
+            if inherited is not None:
+                inherited.close()  # only this process's copy of the descriptor
+        with self._lock:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.connect(self.socket_path)
+            try:
+                self._socket.sendall(frame(message))
+                (length,) = HEADER.unpack(self._exactly(HEADER.size))
+                reply = json.loads(self._exactly(length))
+            except BaseException:
+                self.close()  # half a reply must not be read as the next one
+                raise
+        if "error" in reply:
+            raise EngineError(reply["error"])
+        return reply
+
+    def _exactly(self, count: int) -> bytes:
+        assert self._socket is not None
+        parts = []
+        while count:
+            part = self._socket.recv(min(count, 1 << 16))
+            if not part:
+                raise ConnectionError(f"engine at {self.socket_path} closed the connection")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+class EngineHandle:
+    """A running engine process; dies with the process that started it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], socket_path: str, description: dict[str, Any]
+    ) -> None:
+        self.process, self.socket_path, self.description = process, socket_path, description
+
+    def client(self) -> EngineClient:
+        """A client of this engine."""
+        return EngineClient(self.socket_path)
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self.process.poll() is None
+
+    def close(self) -> None:
+        """Stop the process and wait for it; running requests get an abort reply."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            self.process.stdin.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        Path(self.socket_path).unlink(missing_ok=True)
+
+
+def start_embedded_engine(
+    policy_dir: str | os.PathLike[str],
+    socket_path: str | os.PathLike[str],
+    log_path: str | os.PathLike[str],
+    max_context: int,
+    max_sessions: int,
+    threads: int,
+    device: str,
+    *,
+    version: int = 0,
+    timeout_s: float = 120.0,
+) -> EngineHandle:
+    """Start the engine in a process of its own and wait until it listens.
+
+    Args:
+        policy_dir: Hugging Face folder to load.
+        socket_path: unix socket to listen on (at most about 100 characters).
+        log_path: JSONL file of every request and its reply, written by the engine.
+        max_context: window in tokens, prompt and completion together.
+        max_sessions: sessions with a cache at the same time; also the largest decode batch.
+        threads: torch threads; one when a trainer runs beside it.
+        device: "cpu" or "cuda".
+        version: policy version of the weights in policy_dir.
+        timeout_s: bound on the start.
+
+    Raises:
+        EngineError: it did not start; the message is its last line.
+    """
+    values = {
+        "policy_dir": str(policy_dir),
+        "socket_path": str(socket_path),
+        "log_path": str(log_path),
+        "max_context": max_context,
+        "max_sessions": max_sessions,
+        "threads": threads,
+        "device": device,
+        "version": version,
+        "parent": os.getpid(),
+    }
+    root = Path(__file__).resolve().parent.parent.parent
+    threaded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "system.engine.embedded", json.dumps(values)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, **threaded},
+    )
+    assert process.stdout is not None
+    deadline, line = time.monotonic() + timeout_s, b""
+    while not line.endswith(b"\n") and time.monotonic() < deadline:
+        if select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                break
+            line += part
+    description = json.loads(line) if line.endswith(b"\n") else {}
+    handle = EngineHandle(process, str(socket_path), description)
+    if not description.get("ready"):
+        process.kill()
+        handle.close()
+        raise EngineError(description.get("error") or f"engine did not start within {timeout_s} s")
+    return handle

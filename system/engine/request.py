@@ -1,0 +1,80 @@
+"""The engine's records and its protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class EngineError(RuntimeError):
+    """The engine refused a request; the message is its one line. The engine lives on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One turn to sample. Nothing has a default: what is not said here is not taken from some config file.
+
+    Example: GenerateRequest(request_id="t1/0", session_id="t1", token_ids=[1, 2, 3], max_tokens=64,
+    stop_token_ids=[5], seed=7, temperature=1.0, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
+    """
+
+    request_id: str
+    session_id: str
+    """The trial: its cached keys and values are kept from one turn to the next."""
+    token_ids: list[int]
+    """The whole prompt, from the first token of the row."""
+    max_tokens: int
+    stop_token_ids: list[int]
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What was sampled, one entry per token in each list; a stop token is the last one.
+
+    Example: Completion(request_id="t1/0", token_ids=[9, 5], logprob=[-0.5, -0.25], policy_version=[3, 4],
+    finish_reason="stop")
+    """
+
+    request_id: str
+    token_ids: list[int]
+    logprob: list[float]
+    """Under the distribution that was sampled from, temperature included; each a float32 value, exactly."""
+    policy_version: list[int]
+    """Version of the weights that sampled the token; it can change inside a turn."""
+    finish_reason: FinishReason
+    """stop: a stop token. length: max_tokens or the window is used up. abort: given up by the engine."""
+
+
+class Engine(Protocol):
+    """Samples completions from the newest weights it was given."""
+
+    def generate(self, request: GenerateRequest) -> Completion:
+        """Sample one turn; blocks until it is finished."""
+        ...
+
+    def release(self, session_id: str) -> None:
+        """Forget a session's cache; a request of it that still runs is finished as `abort`."""
+        ...
+
+    def update_weights(self, version: int, weights_path: str, *, reset_kv: bool = False) -> None:
+        """Swap the weights between two decode steps; running requests go on under the new version.
+
+        With reset_kv the caches of all sessions, running ones included, are recomputed under the new weights.
+        """
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Counters: running, waiting, sampled_tokens, busy_s, cpu_s, policy_version and more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the engine; what it still runs for this caller is dropped."""
+        ...
