@@ -1,0 +1,40 @@
+"""Many trials side by side, one process each: what the loop asks of a fleet."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+__all__ = ["Fleet", "FleetError"]
+
+
+class FleetError(Exception):
+    """The fleet itself, not one of its trials, cannot go on."""
+
+
+class Fleet(Protocol):
+    """Starts trials and hands back one result for each; how many run at once is the caller's business.
+
+    A result is what the trial returned, with `trial_id` and `cpu_seconds["trial"]` added. A trial that raised, died or
+    was killed gives `{"trial_id", "outcome": {"kind": "system_error", "phase", "cause"}, "cpu_seconds"}`.
+    """
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids of the trials that were started and not yet returned."""
+        ...
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Start a trial. spec is JSON and has at least trial_id (str) and deadline_s (seconds, positive)."""
+        ...
+
+    def poll(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Results that have come in; waits up to timeout_s for the first, [] if none came."""
+        ...
+
+    def cancel(self, trial_id: str) -> None:
+        """Kill a trial; its result comes with the outcome "cancelled". Nothing happens if it is not running."""
+        ...
+
+    def close(self) -> None:
+        """Kill what still runs and release everything."""
+        ...

@@ -1,0 +1,195 @@
+"""The fleet of one machine: forks of a warm parent process, in which the office libraries are already loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from system.fleet import FleetError
+from system.sandbox import clean_environment, reap
+
+TARGET = "system.trial:run_trial"
+WARM = ("system.fleet.office:load",)
+
+
+class LocalFleet:
+    """Trials as processes of this machine. Example: `LocalFleet(Path("out/run/scratch"))`.
+
+    Args:
+        scratch: folder for what the trials make; what a killed earlier run left there is removed first.
+        target: "module:function" that runs a trial: a dict in, a dict out, both JSON.
+        warm: "module:function"s that the parent calls once, so that no trial has to pay for what they load.
+        grace_s: a trial is killed this long after its own deadline.
+    """
+
+    def __init__(
+        self, scratch: Path, *, target: str = TARGET, warm: Sequence[str] = WARM, grace_s: float = 5.0
+    ) -> None:
+        if not grace_s >= 0:
+            raise ValueError(f"grace_s must not be negative, got {grace_s}")
+        self._scratch = scratch.resolve()
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self.log = self._scratch / "fleet.log"
+        self._order = {
+            "scratch": os.fspath(self._scratch),
+            "target": target,
+            "warm": list(warm),
+            "grace_s": grace_s,
+            "driver": os.getpid(),
+        }
+        self._running: set[str] = set()
+        self._results: list[dict[str, Any]] = []
+        self._closed = False
+        self._start_parent()
+
+    @property
+    def running(self) -> frozenset[str]:
+        """Ids of the trials that were started and not yet returned."""
+        return frozenset(self._running)
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Start a trial. Raises ValueError for a spec without trial_id or deadline_s, FleetError if no parent starts."""
+        trial_id, deadline_s = spec.get("trial_id"), spec.get("deadline_s")
+        if not isinstance(trial_id, str) or not trial_id:
+            raise ValueError(f"trial_id must be a text that is not empty, got {trial_id!r}")
+        if trial_id in self._running:
+            raise ValueError(f"trial_id must not be running already, got {trial_id!r}")
+        if not isinstance(deadline_s, int | float) or not deadline_s > 0:
+            raise ValueError(f"deadline_s must be positive, got {deadline_s!r}")
+        if self._closed:
+            raise FleetError("the fleet is closed")
+        if self._parent is None:
+            self._start_parent()
+        self._running.add(trial_id)
+        self._send({"type": "start", "spec": spec})
+
+    def poll(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Results that have come in; waits up to timeout_s for the first."""
+        deadline = time.monotonic() + timeout_s
+        while not self._results and self._parent is not None:
+            if not self._receive(max(0.0, deadline - time.monotonic())):
+                break
+        while self._parent is not None and self._receive(0.0):
+            continue
+        results, self._results = self._results, []
+        self._running -= {result["trial_id"] for result in results}
+        return results
+
+    def cancel(self, trial_id: str) -> None:
+        """Kill a trial; its result comes with the outcome "cancelled"."""
+        if trial_id in self._running:
+            self._send({"type": "cancel", "trial_id": trial_id})
+
+    def close(self) -> None:
+        """Kill what still runs, end the parent, remove what they made."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._parent is not None:
+            self._control.close()  # the parent kills its trials and ends when it reads the end of the stream
+            try:
+                self._parent.wait(20)
+            except subprocess.TimeoutExpired:
+                self._parent.kill()
+                self._parent.wait(20)
+            self._parent = None
+        self._running.clear()
+        reap(self._scratch)
+
+    def __enter__(self) -> LocalFleet:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _start_parent(self) -> None:
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._buffer = bytearray()
+        self._control, there = socket.socketpair()
+        self._control.setblocking(False)
+        in_main = threading.current_thread() is threading.main_thread()
+        with open(self.log, "ab") as log, there:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-m", "system.fleet.warm", str(there.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=clean_environment(),
+                pass_fds=[there.fileno()],
+                start_new_session=True,
+            )
+        self._ready: dict[str, Any] = {}
+        self._send({**self._order, "die_with_parent": in_main})
+        deadline = time.monotonic() + 120
+        while not self._ready and self._parent is not None and time.monotonic() < deadline:
+            self._receive(max(0.0, deadline - time.monotonic()))
+        if self._ready.get("type") != "ready":
+            cause = self._ready.get("cause") or f"it did not come up; see {self.log}"
+            self.close()
+            raise FleetError(f"the fleet's parent process failed: {cause}")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """Write a message; the answers that come meanwhile are taken in, so that neither side can block the other."""
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        deadline = time.monotonic() + 30
+        while data and self._parent is not None:
+            readable, writable, _ = select.select([self._control], [self._control], [], 1.0)
+            if readable and not self._receive(0.0):
+                return
+            if writable:
+                try:
+                    data = data[self._control.send(data) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self._parent_is_gone()
+                    return
+            if time.monotonic() > deadline:
+                raise FleetError("the fleet's parent process does not read its orders")
+
+    def _receive(self, timeout_s: float) -> bool:
+        """Take in what the parent says, waiting up to timeout_s; False if that was nothing or its end."""
+        if not select.select([self._control], [], [], timeout_s)[0]:
+            return False
+        try:
+            data = self._control.recv(1 << 20)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._parent_is_gone()
+            return False
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        for line in lines:
+            message = json.loads(line)
+            if message["type"] == "result":
+                self._results.append(message["result"])
+            else:
+                self._ready = message
+        return True
+
+    def _parent_is_gone(self) -> None:
+        """Give every running trial a system error; the next start makes a new parent."""
+        assert self._parent is not None
+        self._control.close()
+        try:
+            cause = f"fleet parent died: exit {self._parent.wait(5)}"
+        except subprocess.TimeoutExpired:
+            self._parent.kill()
+            cause = f"fleet parent hung up: exit {self._parent.wait(5)}"
+        self._parent = None
+        known = {result["trial_id"] for result in self._results}
+        for trial_id in sorted(self._running - known):
+            outcome = {"kind": "system_error", "phase": "process", "cause": cause}
+            self._results.append({"trial_id": trial_id, "outcome": outcome, "cpu_seconds": {"trial": 0.0}})
+        reap(self._scratch)

@@ -1,0 +1,361 @@
+"""`python -m system.fleet.warm FD`: the parent of all trials of a machine. One thread, no torch, everything loaded.
+
+It forks a process per trial, reads its result from a pipe, kills it when it is late, and ends with all of them when the
+driver ends, in whatever way the driver does.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from system.sandbox import kernel, reap
+
+MAX_RESULT = 256 << 20
+"""Longest result of a trial in bytes."""
+
+Trial = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    trial_id: str
+    pid: int
+    pidfd: int
+    pipe: int
+    deadline: float
+    limit_s: float
+    result: bytearray = field(default_factory=bytearray)
+    verdict: dict[str, str] | None = None
+    "Why this process killed it, if it did."
+
+
+class Parent:
+    """The loop: orders in, results out.
+
+    Args:
+        control: the stream to the driver.
+        run: what a trial runs.
+        scratch: where the trials' folders are.
+        grace_s: a trial is killed this long after its deadline.
+        driver: pid of the driver; its death ends this process too.
+    """
+
+    def __init__(self, control: socket.socket, run: Trial, scratch: Path, grace_s: float, driver: int) -> None:
+        self._control, self._run, self._scratch, self._grace_s = control, run, scratch, grace_s
+        self._trials: dict[int, _Running] = {}
+        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._open = True
+        self._selector = selectors.DefaultSelector()
+        control.setblocking(False)
+        self._selector.register(control, selectors.EVENT_READ, self._on_control)
+        try:
+            self._selector.register(os.pidfd_open(driver), selectors.EVENT_READ, self._on_driver_death)
+        except ProcessLookupError:
+            self._open = False
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Queue a message for the driver."""
+        self._outgoing += json.dumps(message).encode() + b"\n"
+        self._flush()
+
+    def loop(self) -> None:
+        """Serve until the driver is gone, then kill every trial and remove what they made."""
+        try:
+            while self._open:
+                for key, events in self._selector.select(self._next_deadline()):
+                    key.data(events)
+                self._kill_late()
+        finally:
+            for trial in self._trials.values():
+                kernel_kill(trial.pid)
+            for trial in self._trials.values():
+                os.waitpid(trial.pid, 0)
+            self._trials.clear()
+            self._sweep()
+            reap(self._scratch)
+
+    def _next_deadline(self) -> float | None:
+        due = [trial.deadline for trial in self._trials.values()]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _kill_late(self) -> None:
+        now = time.monotonic()
+        for trial in self._trials.values():
+            if trial.deadline <= now:
+                self._kill(trial, "system_error", f"deadline: {trial.limit_s:.1f} s")
+
+    def _kill(self, trial: _Running, kind: str, cause: str) -> None:
+        if trial.verdict is None:
+            trial.verdict = {"kind": kind, "phase": "process", "cause": cause}
+        trial.deadline = float("inf")
+        kernel_kill(trial.pid)
+
+    def _on_driver_death(self, _events: int) -> None:
+        self._open = False
+
+    def _on_control(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if not events & selectors.EVENT_READ:
+            return
+        try:
+            data = self._control.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._open = False
+            return
+        self._incoming += data
+        *lines, rest = self._incoming.split(b"\n")
+        self._incoming = bytearray(rest)
+        for line in lines:
+            order = json.loads(line)
+            if order["type"] == "start":
+                self._start(order["spec"])
+            else:
+                for trial in self._trials.values():
+                    if trial.trial_id == order["trial_id"]:
+                        self._kill(trial, "cancelled", "cancelled")
+
+    def _flush(self) -> None:
+        while self._outgoing:
+            try:
+                sent = self._control.send(self._outgoing)
+            except BlockingIOError:
+                break
+            except OSError:  # the driver is gone; its end is noticed where it is read
+                self._outgoing.clear()
+                break
+            del self._outgoing[:sent]
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        self._selector.modify(self._control, wanted, self._on_control)
+
+    def _start(self, spec: dict[str, Any]) -> None:
+        read, write = os.pipe()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(read)
+            os.close(write)
+            self._report(spec["trial_id"], _system_error(f"fork: {error.strerror}"), 0.0)
+            return
+        if pid == 0:
+            _become_trial(self._run, spec, write, parent)
+        os.close(write)
+        os.set_blocking(read, False)
+        limit_s = spec["deadline_s"] + self._grace_s
+        trial = _Running(
+            trial_id=spec["trial_id"],
+            pid=pid,
+            pidfd=os.pidfd_open(pid),
+            pipe=read,
+            deadline=time.monotonic() + limit_s,
+            limit_s=limit_s,
+        )
+        self._trials[pid] = trial
+        self._selector.register(trial.pipe, selectors.EVENT_READ, lambda _: self._on_result(trial))
+        self._selector.register(trial.pidfd, selectors.EVENT_READ, lambda _: self._on_end(trial))
+
+    def _on_result(self, trial: _Running) -> None:
+        """Take in a part of a result."""
+        if trial.pipe < 0:
+            return
+        try:
+            data = os.read(trial.pipe, 1 << 20)
+        except BlockingIOError:
+            return
+        trial.result += data
+        if len(trial.result) > MAX_RESULT:
+            self._kill(trial, "system_error", f"result is longer than {MAX_RESULT} bytes")
+            data = b""
+        if not data:
+            self._selector.unregister(trial.pipe)
+            os.close(trial.pipe)
+            trial.pipe = -1
+
+    def _on_end(self, trial: _Running) -> None:
+        """A trial process is dead: its result, or why there is none."""
+        while trial.pipe >= 0:
+            before = len(trial.result)
+            self._on_result(trial)
+            if trial.pipe >= 0 and len(trial.result) == before:  # somebody else holds the other end
+                self._selector.unregister(trial.pipe)
+                os.close(trial.pipe)
+                trial.pipe = -1
+        self._selector.unregister(trial.pidfd)
+        os.close(trial.pidfd)
+        _, status, usage = os.wait4(trial.pid, 0)
+        del self._trials[trial.pid]
+        code = os.waitstatus_to_exitcode(status)
+        self._sweep()
+        if code != 0:
+            reap(self._scratch)
+        self._report(trial.trial_id, _result(trial, code), usage.ru_utime + usage.ru_stime)
+
+    def _report(self, trial_id: str, result: dict[str, Any], seconds: float) -> None:
+        spent = {**result.get("cpu_seconds", {}), "trial": round(seconds, 6)}
+        self.say({"type": "result", "result": {**result, "trial_id": trial_id, "cpu_seconds": spent}})
+
+    def _sweep(self) -> None:
+        """Kill and reap what dead trials left: orphans come to this process, and live trials keep theirs."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            orphans = [pid for pid in kernel.children() if pid not in self._trials]
+            if not orphans:
+                return
+            for pid in orphans:
+                kernel_kill(pid)
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+            time.sleep(0.001)
+        print(f"processes do not die: {orphans}", file=sys.stderr, flush=True)
+
+
+def kernel_kill(pid: int) -> None:
+    """SIGKILL to a process and to the group that it leads."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def _system_error(cause: str, phase: str = "process") -> dict[str, Any]:
+    return {"outcome": {"kind": "system_error", "phase": phase, "cause": cause}}
+
+
+def _result(trial: _Running, code: int) -> dict[str, Any]:
+    """What to say of a dead trial: a verdict of ours first, then its own words, then its exit code."""
+    if trial.verdict is not None:
+        return {"outcome": trial.verdict}
+    if code != 0:
+        return _system_error(f"exit {code}")
+    try:
+        return json.loads(trial.result)
+    except ValueError:
+        return _system_error("the trial ended without a result")
+
+
+def _become_trial(run: Trial, spec: dict[str, Any], pipe: int, parent: int) -> NoReturn:
+    """Run a trial in a fresh fork and write its result; never returns."""
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        kernel.die_with_parent(parent)
+        kernel.adopt_orphans()
+        _close_all_but(pipe)
+        try:
+            data = json.dumps(_checked(run(spec))).encode()
+        except Exception as error:  # noqa: BLE001 - whatever a trial raises is recorded as a system error of it
+            traceback.print_exc()
+            cause = getattr(error, "cause", None) or f"{type(error).__name__}: {error}"
+            data = json.dumps(_system_error(cause, getattr(error, "phase", "process"))).encode()
+        view = memoryview(data)
+        while view:
+            view = view[os.write(pipe, view) :]
+        status = 0
+    except BaseException:  # noqa: BLE001 - the last frame of a forked process: the log is the only way out
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _checked(result: object) -> dict[str, Any]:
+    if not isinstance(result, dict):
+        raise TypeError(f"a trial must return a dict, got {type(result).__name__}")
+    return result
+
+
+def _close_all_but(kept: int) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    os.closerange(3, kept)
+    os.closerange(kept + 1, limit)
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function called "module:function"."""
+    module, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module), function, None)
+    if found is None:
+        raise ValueError(f'target must be "module:function" that exists, got {name!r}')
+    return found
+
+
+def main(fd: int) -> int:
+    """Read the order, load everything, serve."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    control = socket.socket(fileno=fd)
+    order = _first_line(control)
+    scratch = Path(order["scratch"])
+    if order["die_with_parent"]:
+        kernel.die_with_parent(order["driver"])
+    kernel.adopt_orphans()
+    reap(scratch)
+    try:
+        run = resolve(order["target"])
+        for name in order["warm"]:
+            resolve(name)()
+        cause = _fault()
+    except Exception as error:  # noqa: BLE001 - sent to the driver, which raises it
+        traceback.print_exc()
+        cause = f"{type(error).__name__}: {error}"
+    if cause:
+        control.sendall(json.dumps({"type": "failed", "cause": cause}).encode() + b"\n")
+        return 1
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHASHSEED"):
+        os.environ.pop(name, None)
+    gc.collect()
+    gc.freeze()
+    parent = Parent(control, run, scratch, order["grace_s"], order["driver"])
+    parent.say({"type": "ready"})
+    parent.loop()
+    return 0
+
+
+def _first_line(control: socket.socket) -> dict[str, Any]:
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        more = control.recv(65536)
+        if not more:
+            sys.exit(0)
+        data += more
+    return json.loads(data)
+
+
+def _fault() -> str:
+    """What would make forks of this process slow or unsafe, or ""."""
+    if "torch" in sys.modules:
+        return "torch must not be imported in trial processes"
+    deadline = time.monotonic() + 5
+    while kernel.thread_count() > 1:  # worker threads of a warm-up end on their own
+        if time.monotonic() > deadline:
+            return f"the parent must have one thread, got {kernel.thread_count()}"
+        time.sleep(0.01)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

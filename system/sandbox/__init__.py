@@ -1,0 +1,189 @@
+"""A place where the tools of one trial run: a Protocol, its bubblewrap and process kinds, and the frozen world afterwards."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from .frozen import FrozenWorld
+from .scratch import reap
+
+__all__ = [
+    "FrozenWorld",
+    "KINDS",
+    "Limits",
+    "Sandbox",
+    "SandboxError",
+    "Serve",
+    "choose_sandbox",
+    "open_sandbox",
+    "reap",
+]
+
+KINDS = ("auto", "bubblewrap", "process")
+
+Serve = Callable[[int, Path], None]
+"""Runs in the sandbox: serves on a connected socket (a descriptor) the tools over a world (a path) until it is closed."""
+
+
+class SandboxError(Exception):
+    """A sandbox could not be started, frozen or removed: a fault of the system, never of the agent.
+
+    Example: `SandboxError("start", "bwrap: No permissions to create new namespace")`.
+    """
+
+    def __init__(self, phase: str, cause: str) -> None:
+        super().__init__(f"{phase}: {cause}")
+        self.phase = phase
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the tools of one trial may use. Example: `Limits(memory_bytes=2 << 30)`."""
+
+    memory_bytes: int = 1 << 30
+    "Address space of each process."
+    processes: int = 64
+    "Processes and threads at once (not in force in the process sandbox)."
+    file_bytes: int = 16 << 20
+    "Size of one file."
+    world_bytes: int = 64 << 20
+    "All that is written into the world (not in force in the process sandbox)."
+    tmp_bytes: int = 64 << 20
+    "All that is written into /tmp (not in force in the process sandbox)."
+    start_s: float = 20.0
+    "Deadline of the start."
+    stop_s: float = 10.0
+    "Deadline of the confirmed end."
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+class Sandbox(Protocol):
+    """One world with a tool server running over it, shut off from the host as far as its kind promises."""
+
+    kind: str
+    root: Path
+
+    def connect(self) -> socket.socket:
+        """The stream to the tool server; can be taken once. Raises SandboxError("connect")."""
+        ...
+
+    def died(self) -> str | None:
+        """Why the tool server is no longer alive, in one line, or None while it is."""
+        ...
+
+    def freeze(self) -> FrozenWorld:
+        """Kill everything inside, confirm it, and give the world as it then is. Raises SandboxError("freeze")."""
+        ...
+
+    def close(self) -> None:
+        """Freeze, then remove everything. Raises SandboxError("close") if something stays."""
+        ...
+
+    def __enter__(self) -> Sandbox: ...
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+def open_sandbox(kind: str, world: Path, scratch: Path, serve: Serve, limits: Limits | None = None) -> Sandbox:
+    """Start a tool server over a world in a sandbox.
+
+    Call it in a process made for one trial, while that has a single thread and before it reads anything that the
+    agent must not learn: the server is forked from it. The process enters a mount namespace of its own.
+
+    Args:
+        kind: "bubblewrap" or "process".
+        world: the folder of the company; it is never written.
+        scratch: folder below which the sandbox makes its own; `reap` cleans it after a killed run.
+        serve: what to run inside, with a connected socket and the path of the world there.
+        limits: what the tools may use.
+
+    Raises:
+        SandboxError: the sandbox did not come up; nothing is left of it.
+    """
+    if kind not in KINDS[1:]:
+        raise ValueError(f'kind must be "bubblewrap" or "process", got {kind!r}')
+    if not world.is_dir():
+        raise ValueError(f"world must be a folder, got {world}")
+    if kind == "bubblewrap":
+        from .bubblewrap import BubblewrapSandbox as chosen
+    else:
+        from .process import ProcessSandbox as chosen
+    return chosen(world.resolve(), scratch.resolve(), serve, limits or Limits())
+
+
+_ISOLATED = (
+    "sandbox bubblewrap: no network; the tools see the system libraries, the interpreter and their own copy of the "
+    "world; whatever a trial starts is killed with it"
+)
+_OPEN = (
+    "sandbox process{reason}: the tools run as this user, with network, and can read this user's files; memory and "
+    "file size are limited and processes killed with the trial; {remedy}"
+)
+
+
+def choose_sandbox(kind: str) -> tuple[str, str]:
+    """The kind to use and one line about it: what it is, what it promises, how to get more.
+
+    Args:
+        kind: "auto" takes bubblewrap where it works; the others take what they say or fail.
+    """
+    if kind not in KINDS:
+        raise ValueError(f'sandbox must be "auto", "bubblewrap" or "process", got {kind!r}')
+    if kind == "process":
+        return "process", _OPEN.format(reason="", remedy="--sandbox bubblewrap isolates them")
+    fault = bubblewrap_fault()
+    if not fault:
+        return "bubblewrap", _ISOLATED
+    if kind == "bubblewrap":
+        raise SandboxError("start", f"bubblewrap does not work here: {fault}; {_remedy(fault)}, or use --sandbox process")
+    return "process", _OPEN.format(reason=f" (bubblewrap does not work here: {fault})", remedy=_remedy(fault))
+
+
+def _remedy(fault: str) -> str:
+    if "not found" in fault:
+        return "install it with: apt install bubblewrap"
+    return "allow user namespaces (sysctl kernel.apparmor_restrict_unprivileged_userns=0, or run as root)"
+
+
+def bubblewrap_fault() -> str:
+    """Start and end a bubblewrap sandbox over an empty world in a process of its own: "" if that worked, else why not."""
+    if not sys.platform.startswith("linux"):
+        return f"bubblewrap not found on {sys.platform}"
+    command = [sys.executable, "-m", "system.sandbox.probe"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, env=clean_environment()
+        )
+    except subprocess.TimeoutExpired:
+        return "the probe did not end within 60 s"
+    if done.returncode == 0:
+        return ""
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[-1] if lines else f"the probe ended with {done.returncode}"
+
+
+def clean_environment() -> dict[str, str]:
+    """Environment for the processes of this project: where the modules are and one thread each; nothing of the user's."""
+    modules = [os.path.abspath(entry) for entry in sys.path]
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "PYTHONPATH": os.pathsep.join(modules),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONHASHSEED": "0",
+        "LANG": "C.UTF-8",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,0 +1,350 @@
+"""The bubblewrap sandbox: bwrap makes the place and holds it, a fork of the trial process joins it and serves the tools."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import site
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import Limits, SandboxError, Serve, kernel, scratch, server_process
+from .frozen import FrozenWorld
+
+ROOT = Path("/world")
+"""Where the tools see the world."""
+
+_UID = 1000
+_HOLDER = ("/bin/sh", "-c", "echo; read end")
+"""What bwrap runs: says that the place is ready, then waits for the end of its input, which comes with the trial's."""
+
+
+class BubblewrapSandbox:
+    """No network, no host files but the system and the interpreter, an overlay over the world, one kill for all of it.
+
+    bwrap (a real one, with its mount policy) starts a shell that waits; the server is a fork of this process that
+    joins the shell's namespaces, so it costs no new interpreter. The diff lies on a size-limited tmpfs that is mounted
+    in this process's own mount namespace: nothing reaches the disk, and nothing outlives the process.
+    """
+
+    kind = "bubblewrap"
+    root = ROOT
+
+    def __init__(self, world: Path, scratch_root: Path, serve: Serve, limits: Limits) -> None:
+        self._world, self._limits = world, limits
+        self._stream: socket.socket | None = None
+        self._bwrap = self._server = self._init = self._hold = -1
+        self._server_exit: int | None = None
+        self._frozen: FrozenWorld | None = None
+        self._closed = False
+        if (threads := kernel.thread_count()) != 1:
+            raise SandboxError("start", f"the calling process must have one thread, got {threads}")
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise SandboxError("start", "bwrap not found")
+        self._folder = scratch.new_folder(scratch_root)
+        try:
+            self._start(bwrap, serve, time.monotonic() + limits.start_s)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise SandboxError("start", str(error)) from error
+            raise
+
+    def _start(self, bwrap: str, serve: Serve, deadline: float) -> None:
+        kernel.enter_private_mounts()
+        kernel.adopt_orphans()
+        self._mount_world()
+        child = self._start_bwrap(bwrap, deadline)
+        self._init = os.pidfd_open(child)
+        self._start_server(child, serve)
+
+    def _mount_world(self) -> None:
+        """Upper, work and merged folder on one tmpfs, then the overlay."""
+        options = f"size={self._limits.world_bytes},nr_inodes=16384,mode=0700"
+        kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        upper, work, merged = (self._folder / name for name in ("upper", "work", "merged"))
+        for folder in (upper, work, merged):
+            folder.mkdir()
+        layers = zip(("lowerdir", "upperdir", "workdir"), (self._world, upper, work))
+        options = ",".join(f"{name}={_escape(path)}" for name, path in layers)
+        kernel.mount("overlay", merged, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options + ",userxattr")
+
+    def _start_bwrap(self, bwrap: str, deadline: float) -> int:
+        """Start bwrap and wait until its place is complete; the pid of the place's first process."""
+        log = os.open(self._folder / "bwrap.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        hold, self._hold = os.pipe()
+        ready, ready_there = os.pipe()
+        info, info_there = os.pipe()
+        try:
+            merged = os.fspath(self._folder / "merged")
+            view = _view(os.fspath(self._folder.parent), self._limits.tmp_bytes)
+            arguments = [bwrap, *view, "--bind", merged, os.fspath(ROOT), "--chdir", os.fspath(ROOT)]
+            arguments += ["--remount-ro", "/", "--info-fd", "3", "--", *_HOLDER]
+            wiring = [(hold, 0), (ready_there, 1), (log, 2), (info_there, 3)]
+            # Above 3 first: a later dup2 must not overwrite an earlier source.
+            lifted = [(_above(source), target) for source, target in wiring]
+            actions = [(os.POSIX_SPAWN_DUP2, source, target) for source, target in lifted]
+            self._bwrap = os.posix_spawn(bwrap, arguments, server_process.INSIDE, file_actions=actions)
+            for source, _ in lifted:
+                os.close(source)
+        finally:
+            for fd in (log, hold, ready_there, info_there):
+                os.close(fd)
+        try:
+            said = _read(ready, deadline)
+            if not said:
+                cause = server_process.last_line(self._folder / "bwrap.log")
+                late = time.monotonic() >= deadline
+                raise SandboxError("start", cause or ("bwrap was not ready in time" if late else "bwrap ended at once"))
+            return json.loads(_read(info, deadline))["child-pid"]
+        finally:
+            os.close(ready)
+            os.close(info)
+
+    def _start_server(self, child: int, serve: Serve) -> None:
+        places = {name: os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", *_JOINED)}
+        places["owner"] = kernel.owning_user_namespace(places["pid"])
+        log = os.open(self._folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._stream, there = socket.socketpair()
+        environment = {**server_process.INSIDE, "HOME": "/tmp"}
+        try:
+            pid = _fork_into(places["pid"])
+            if pid == 0:
+                server_process.become_server(
+                    there.fileno(),
+                    log,
+                    ROOT,
+                    serve,
+                    self._limits,
+                    functools.partial(_join, places, self._limits.processes),
+                    environment,
+                )
+            self._server = pid
+        finally:
+            there.close()
+            for fd in (log, *places.values()):
+                os.close(fd)
+
+    def connect(self) -> socket.socket:
+        """The stream to the tool server; can be taken once."""
+        if self._stream is None:
+            raise SandboxError("connect", "the stream was taken before")
+        stream, self._stream = self._stream, None
+        return stream
+
+    def died(self) -> str | None:
+        """Why the tool server is no longer alive, in one line, or None while it is."""
+        if self._server > 0 and self._server_exit is None:
+            self._server_exit = kernel.wait_exit(self._server, 0.0)
+        if self._server_exit is None:
+            return None
+        return f"exit {self._server_exit} {server_process.last_line(self._folder / 'server.log')}".strip()
+
+    def freeze(self) -> FrozenWorld:
+        """Kill everything inside, confirm it, seal the diff."""
+        if self._frozen is None:
+            if self._closed:
+                raise SandboxError("freeze", "the sandbox is closed")
+            self._kill("freeze")
+            try:
+                kernel.unmount(self._folder / "merged")
+                kernel.mount("none", self._folder, None, kernel.MS_REMOUNT | kernel.MS_RDONLY)
+            except OSError as error:
+                raise SandboxError("freeze", str(error)) from error
+            self._frozen = FrozenWorld(lower=self._world, upper=self._folder / "upper")
+        return self._frozen
+
+    def close(self) -> None:
+        """Kill everything inside, confirm it, remove mounts and folder."""
+        if self._closed:
+            return
+        self._kill("close")
+        if self._stream is not None:
+            self._stream.close()
+        for mounted in (self._folder / "merged", self._folder):
+            try:
+                kernel.unmount(mounted)
+            except OSError:  # not mounted (yet, or any more); what stays makes the removal below fail
+                continue
+        try:
+            scratch.remove_folder(self._folder)
+        except OSError as error:
+            raise SandboxError("close", str(error)) from error
+        self._closed = True
+
+    def __enter__(self) -> BubblewrapSandbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _kill(self, phase: str) -> None:
+        """Kill the first process of the pid namespace; the kernel lets it go only after every other one in there.
+
+        Waiting for that process is therefore waiting for all, whatever they forked and however they hid.
+        """
+        deadline = time.monotonic() + self._limits.stop_s
+        if self._init >= 0:
+            try:
+                signal.pidfd_send_signal(self._init, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        elif self._bwrap > 0:
+            os.kill(self._bwrap, signal.SIGKILL)
+        if self._server > 0 and self._server_exit is None:
+            self._server_exit = kernel.wait_exit(self._server, deadline)
+            if self._server_exit is None:
+                raise SandboxError(phase, f"the tool server {self._server} does not die")
+        if self._bwrap > 0:
+            if kernel.wait_exit(self._bwrap, deadline) is None:
+                raise SandboxError(phase, f"bwrap {self._bwrap} does not die")
+            self._bwrap = -1
+        if self._init >= 0:
+            if not kernel.wait_handle(self._init, deadline):
+                raise SandboxError(phase, "processes in the sandbox do not die")
+            os.close(self._init)
+            self._init = -1
+        if self._hold >= 0:
+            os.close(self._hold)
+            self._hold = -1
+
+
+_JOINED = {"ipc": kernel.CLONE_NEWIPC, "uts": kernel.CLONE_NEWUTS, "net": kernel.CLONE_NEWNET, "mnt": kernel.CLONE_NEWNS}
+
+
+def _join(places: dict[str, int], processes: int) -> None:
+    """Enter the namespaces of the place, its innermost user namespace last, and drop everything that this gives."""
+    kernel.setns(places["owner"], kernel.CLONE_NEWUSER)
+    for name, flag in _JOINED.items():
+        kernel.setns(places[name], flag)
+    if not os.path.sameopenfile(places["owner"], places["user"]):
+        kernel.setns(places["user"], kernel.CLONE_NEWUSER)
+    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    kernel.drop_privileges()
+    kernel.filter_system_calls()
+
+
+def _fork_into(pid_namespace: int) -> int:
+    """Fork a child that lives in a pid namespace: 0 in the child, its pid here.
+
+    root sets its own children's namespace for a moment. An ordinary user could not set it back, and without that could
+    start no thread any more: there a child in between does it, dies, and leaves the grandchild to us.
+    """
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    try:
+        try:
+            kernel.setns(own, kernel.CLONE_NEWPID)
+        except PermissionError:
+            return _fork_twice_into(pid_namespace)
+        kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        finally:
+            if "pid" not in locals() or pid:
+                kernel.setns(own, kernel.CLONE_NEWPID)
+        return pid
+    finally:
+        os.close(own)
+
+
+def _fork_twice_into(pid_namespace: int) -> int:
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
+            pid = os.fork()
+        except OSError as error:
+            os.write(write, f"0 {error}".encode())
+            os._exit(1)
+        if pid == 0:
+            os.close(read)
+            os.close(write)
+            return 0
+        os.write(write, str(pid).encode())
+        os._exit(0)
+    os.close(write)
+    said = os.read(read, 4096).decode()
+    os.close(read)
+    os.waitpid(between, 0)
+    number, _, cause = said.partition(" ")
+    if not number or number == "0":
+        raise SandboxError("start", cause or "the process that should start the tool server died")
+    return int(number)
+
+
+def _view(scratch_root: str, tmp_bytes: int) -> list[str]:
+    """bwrap's arguments for what is visible, but for the world itself."""
+    sizes = ["--size", str(tmp_bytes), "--tmpfs", "/tmp", "--size", str(tmp_bytes), "--tmpfs", "/dev/shm"]
+    namespaces = ["user", "ipc", "pid", "net", "uts", "cgroup-try"]
+    return [
+        *[f"--unshare-{name}" for name in namespaces],
+        *("--disable-userns", "--die-with-parent", "--new-session", "--uid", str(_UID), "--gid", str(_UID)),
+        *("--hostname", "world", "--proc", "/proc", "--dev", "/dev", *sizes, "--remount-ro", "/dev"),
+        *_system(scratch_root),
+    ]
+
+
+@functools.cache
+def _system(scratch_root: str) -> tuple[str, ...]:
+    """The system's folders, the interpreter's, nothing of the user's, even where those lie inside the former."""
+    shown: list[str] = []
+    for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if os.path.islink(folder):
+            shown += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            shown += ["--ro-bind", folder, folder]
+    for file in ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "alternatives"):
+        if os.path.exists(f"/etc/{file}"):
+            shown += ["--ro-bind", f"/etc/{file}", f"/etc/{file}"]
+    repository = os.path.realpath(Path(__file__).parents[2])
+    for hidden in (os.path.realpath(os.path.expanduser("~")), repository, scratch_root):
+        if hidden.startswith("/usr/") and os.path.isdir(hidden):
+            shown += ["--tmpfs", hidden, "--remount-ro", hidden]
+    for path in _interpreter():
+        shown += ["--ro-bind", path, path]
+    return tuple(shown)
+
+
+def _interpreter() -> Iterator[str]:
+    """The interpreter's programs and libraries, its environment's, and every folder of installed packages."""
+    prefixes = dict.fromkeys((sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix))
+    wanted = [os.path.join(prefix, part) for prefix in prefixes for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+    packages = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]
+    wanted += [path for path in packages if os.path.basename(path) in ("site-packages", "dist-packages")]
+    seen: list[str] = ["/usr", "/lib", "/bin"]
+    for path in wanted:
+        covered = any(path == other or path.startswith(other + "/") for other in seen)
+        if os.path.exists(path) and not covered:
+            seen.append(path)
+            yield path
+
+
+def _escape(path: Path) -> str:
+    """A path as an overlay mount option."""
+    return "".join("\\" + c if c in "\\:," else c for c in os.fspath(path))
+
+
+def _above(fd: int) -> int:
+    """A copy of a descriptor above the first few."""
+    import fcntl
+
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
+
+
+def _read(fd: int, deadline: float) -> bytes:
+    """What a pipe holds, waiting for the first of it; b"" at its end or at the deadline."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN | select.POLLHUP)
+    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        return b""
+    return os.read(fd, 65536)

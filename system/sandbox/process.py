@@ -1,0 +1,147 @@
+"""The process sandbox: a copy of the world and a forked server with limits. It ends what it started; it hides nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from . import Limits, SandboxError, Serve, kernel, scratch, server_process
+from .frozen import FrozenWorld
+
+
+class ProcessSandbox:
+    """Tools over a copy of the world, as this user, with network: for machines without bubblewrap."""
+
+    kind = "process"
+
+    def __init__(self, world: Path, scratch_root: Path, serve: Serve, limits: Limits) -> None:
+        self._world, self._limits = world, limits
+        self._stream: socket.socket | None = None
+        self._server = -1
+        self._server_exit: int | None = None
+        self._frozen: FrozenWorld | None = None
+        self._closed = False
+        self._folder = scratch.new_folder(scratch_root)
+        self.root = self._folder / "world"
+        try:
+            self._start(serve)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise SandboxError("start", str(error)) from error
+            raise
+
+    def _start(self, serve: Serve) -> None:
+        shutil.copytree(self._world, self.root, symlinks=True, copy_function=_copy_writable)
+        os.chmod(self.root, 0o700)
+        temporary = self._folder / "tmp"
+        temporary.mkdir()
+        kernel.adopt_orphans()
+        self._others = set(kernel.children())
+        log = os.open(self._folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._stream, there = socket.socketpair()
+        environment = {**server_process.INSIDE, "HOME": f"{temporary}", "TMPDIR": f"{temporary}"}
+        parent = os.getpid()
+
+        def enter() -> None:
+            if sys.platform == "linux":
+                kernel.die_with_parent(parent)
+                kernel.drop_privileges()
+
+        try:
+            self._server = os.fork()
+            if self._server == 0:
+                server_process.become_server(
+                    there.fileno(), log, self.root, serve, self._limits, enter, environment
+                )
+        finally:
+            there.close()
+            os.close(log)
+
+    def connect(self) -> socket.socket:
+        """The stream to the tool server; can be taken once."""
+        if self._stream is None:
+            raise SandboxError("connect", "the stream was taken before")
+        stream, self._stream = self._stream, None
+        return stream
+
+    def died(self) -> str | None:
+        """Why the tool server is no longer alive, in one line, or None while it is."""
+        self._reap_server()
+        if self._server_exit is None:
+            return None
+        return f"exit {self._server_exit} {server_process.last_line(self._folder / 'server.log')}".strip()
+
+    def freeze(self) -> FrozenWorld:
+        """Kill the server and everything that it left behind, and confirm it."""
+        if self._frozen is None:
+            if self._closed:
+                raise SandboxError("freeze", "the sandbox is closed")
+            self._kill("freeze")
+            self._frozen = FrozenWorld(lower=self._world, root=self.root)
+        return self._frozen
+
+    def close(self) -> None:
+        """Kill what is left and remove the copy."""
+        if self._closed:
+            return
+        self._kill("close")
+        if self._stream is not None:
+            self._stream.close()
+        try:
+            scratch.remove_folder(self._folder)
+        except OSError as error:
+            raise SandboxError("close", str(error)) from error
+        self._closed = True
+
+    def __enter__(self) -> ProcessSandbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _reap_server(self) -> None:
+        if self._server > 0 and self._server_exit is None:
+            pid, status = os.waitpid(self._server, os.WNOHANG)
+            self._server_exit = os.waitstatus_to_exitcode(status) if pid else None
+
+    def _kill(self, phase: str) -> None:
+        """Kill the server's group, then, round after round, the orphans that fell to this process (on Linux)."""
+        if self._server <= 0:
+            return
+        deadline = time.monotonic() + self._limits.stop_s
+        _kill_quietly(self._server, group=True)
+        while True:
+            self._reap_server()
+            left = [pid for pid in kernel.children() if pid not in self._others]
+            if self._server_exit is not None:
+                for pid in left:
+                    _kill_quietly(pid, group=False)
+                    os.waitpid(pid, os.WNOHANG)
+                if not left:
+                    break
+            if time.monotonic() > deadline:
+                raise SandboxError(phase, f"processes do not die: {[self._server, *left]}")
+            time.sleep(0.001)
+        self._server = -1
+
+
+def _kill_quietly(pid: int, *, group: bool) -> None:
+    try:
+        (os.killpg if group else os.kill)(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):  # gone, or (a group) not made yet
+        if group:
+            _kill_quietly(pid, group=False)
+
+
+def _copy_writable(source: str, target: str) -> str:
+    """Copy a file and let its owner write it: a world in a read-only folder is still edited by the tools."""
+    shutil.copyfile(source, target, follow_symlinks=False)
+    if not os.path.islink(target):
+        os.chmod(target, 0o600)
+    return target
