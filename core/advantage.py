@@ -1,10 +1,11 @@
-"""Group-relative advantages over valid rollouts: one vote per rollout, none for a rollout without a valid reward.
+"""Group-relative advantages over valid rollouts: one vote each, none for a rollout without a valid reward.
 
-A group has a signal when at least two of its rollouts are valid and their rewards differ by more than a tolerance
-(judge noise of 1e-7 must not become a full-size gradient). Elsewhere the advantage is exactly 0, a group of one
-included. A reward that is not finite is not valid. Ids are integers in any order.
+A group has a signal when at least two of its rollouts are valid and their rewards differ by more than a
+tolerance (judge noise of 1e-7 must not become a full-size gradient). Elsewhere the advantage is exactly 0,
+a group of one included. A reward that is not finite is not valid. Ids are integers in any order.
 
-Inputs are per rollout. Several rows of one rollout vote once; `token_advantage` gives each row its rollout's value.
+Inputs are per rollout. Several rows of one rollout vote once; `token_advantage` gives each row its
+rollout's value.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def leave_one_out_advantage(
 def max_likelihood_advantage(
     reward: PerRollout, valid: PerRollout, group_id: PerRollout, *, tolerance: float
 ) -> GroupAdvantage:
-    """(reward - mean) / mean: hard tasks weigh more. MaxRL, arXiv:2602.02710. No signal where the mean is not positive."""
+    """(reward - mean) / mean: hard tasks weigh more. arXiv:2602.02710. No signal if mean <= 0."""
     group = _group(reward, valid, group_id, tolerance)
     group = group._replace(has_signal=group.has_signal & (group.mean > 0))
     return _signal(group, (group.reward - group.mean) / torch.where(group.has_signal, group.mean, 1.0))
@@ -102,7 +103,7 @@ class _Group(NamedTuple):
 
 
 def _group(reward: PerRollout, valid: PerRollout, group_id: PerRollout, tolerance: float) -> _Group:
-    """What every rollout sees of its group, from an N by N table of who belongs together: no order, no contiguity."""
+    """What every rollout sees of its group, from an N by N table of who belongs together, in any order."""
     if not tolerance >= 0:
         raise ValueError(f"tolerance must not be negative, got {tolerance}")
     if valid.dtype != torch.bool:

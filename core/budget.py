@@ -34,9 +34,9 @@ def percent_left(*, window: int, used: int) -> int:
 
 
 def cut_text(text: str, *, limit: int, marker: str) -> str:
-    """A text of at most `limit` characters as it is; a longer one as its first two thirds, a marker, its last third.
+    """A text of at most `limit` characters as it is; of a longer one two thirds its head, one its tail.
 
-    The marker comes on top of `limit`, so that the text kept does not depend on its wording.
+    The marker between them comes on top of `limit`, so that what is kept does not depend on its wording.
     """
     if limit < 0:
         raise ValueError(f"limit must not be negative, got {limit}")

@@ -1,4 +1,4 @@
-"""A counter-based hash: random numbers as a pure function of a seed and indices, with no generator to carry about."""
+"""A counter-based hash: random numbers as a function of a seed and indices, no generator to carry about."""
 
 from __future__ import annotations
 

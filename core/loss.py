@@ -1,8 +1,8 @@
 """Per-token surrogates anchored on the sampler: the ratio is against the logprob that the engine recorded.
 
-All are in score form, `value = -stopgrad(coefficient) * advantage * logprob`. Its gradient is that of the ratio
-form `-ratio * advantage`, and a cap on the coefficient caps the gradient instead of cutting it off. Read the
-gradient, not the value: as a metric the value means nothing.
+All are in score form, `value = -stopgrad(coefficient) * advantage * logprob`. Its gradient is that of the
+ratio form `-ratio * advantage`, and a cap on the coefficient caps the gradient instead of cutting it off.
+Read the gradient, not the value: as a metric the value means nothing.
 
 Every function works token by token on any leading shape, and follows three rules:
 
@@ -10,7 +10,7 @@ Every function works token by token on any leading shape, and follows three rule
   value and gradient are exactly 0.
 * A token in the mask whose `rollout_logprob` is not finite, or so low that the ratio overflows, has no usable
   ratio: it is dropped and shown in `unusable`, never given ratio 1. It keeps its place in the denominators.
-* A NaN in `logprob` or `advantage` inside the mask is an error upstream and comes out as NaN.
+* A NaN in `logprob` or `advantage` inside the mask is an error upstream and comes out as NaN, never as 0.
 
 Arithmetic is float32 at least, float64 where `logprob` is float64.
 """
@@ -54,13 +54,15 @@ def dppo_binary_tv(
         coefficient = 0               where A > 0 and pi - mu > delta_high, or A < 0 and mu - pi > delta_low
                       min(pi / mu, C) elsewhere
 
-    Generalises PPO's clip, which measures |pi / mu - 1| and so starves rare tokens. arXiv:2602.04879, Eq. 12, 13.
+    Generalises PPO's clip, which measures |pi / mu - 1| and so starves rare tokens.
+    arXiv:2602.04879, Eq. 12 and 13.
 
     Args:
         logprob: log pi of the sampled token under the weights being trained.
         rollout_logprob: log mu of the same token as the engine reported it, never recomputed.
         advantage: in the shape of `logprob`.
-        loss_mask: True where the policy sampled the token and it is trained; elsewhere the others may be garbage.
+        loss_mask: True where the policy sampled the token and it is trained; elsewhere the others may be
+            garbage.
         delta_low: how far a probability may fall.
         delta_high: how far it may rise.
         max_ratio: C, the largest coefficient; `math.inf` for none.
@@ -89,7 +91,8 @@ def dppo_binary_kl(
         coefficient = 0               where D > delta and the step would go on in the direction already gone
                       min(pi / mu, C) elsewhere
 
-    D has no sign, so the direction is tested on its own. arXiv:2602.04879, Eq. 14. Arguments as `dppo_binary_tv`.
+    D has no sign, so the direction is tested on its own. arXiv:2602.04879, Eq. 14. Arguments as
+    `dppo_binary_tv`.
     """
     _check_positive(delta_low=delta_low, delta_high=delta_high, max_ratio=max_ratio)
     token = _token(logprob, rollout_logprob, advantage, loss_mask)

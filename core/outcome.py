@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 KINDS = ("solved", "failed", "truncated", "system_error", "cancelled")
-"""solved and failed: the verifier spoke. truncated: the policy ran into a limit. The last two have no reward."""
+"""solved, failed: the verifier spoke. truncated: the policy met a limit. The last two have no reward."""
 
 TRUNCATIONS = ("context", "turn_cap", "step_cap", "wall_clock")
 """Which limit: the window, the tokens of one turn, the number of turns, the clock. Kept apart on purpose."""
@@ -51,8 +51,8 @@ class Outcome:
 def has_valid_reward(outcome: Outcome, *, scored_truncations: Collection[str]) -> bool:
     """Whether the verifier's number says something about the policy, and so may vote in the group's baseline.
 
-    Solved and failed always; a system error or a cancelled trial never; a truncated one when its limit is among
-    `scored_truncations` (wall_clock is best left out where the clock also measures a slow machine).
+    Solved and failed always; a system error or a cancelled trial never; a truncated one when its limit is
+    among `scored_truncations` (wall_clock is best left out where the clock also measures a slow machine).
     """
     unknown = sorted(set(scored_truncations) - set(TRUNCATIONS))
     if unknown:
@@ -72,8 +72,8 @@ def is_retriable(outcome: Outcome) -> bool:
 def group_verdict(*, size: int, valid: int, lost: int, retriable: int, min_valid: int) -> str:
     """What to do with a group now: `refill`, `wait`, `complete`, `survivors` or `drop`.
 
-    The policy is the numbers: retries allowed make `retriable` positive (refill), `min_valid` below `size` lets
-    survivors train, `min_valid == size` drops a group that lost one.
+    The policy is the numbers: retries allowed make `retriable` positive (refill), `min_valid` below `size`
+    lets survivors train, `min_valid == size` drops a group that lost one.
 
     Args:
         size: trials the group was planned with.
@@ -114,7 +114,7 @@ def reward_per_rollout(
 
 
 def too_many_system_errors(*, system_errors: int, trials: int, max_rate: float, min_trials: int) -> bool:
-    """The audit gate: whether the share of system errors is above `max_rate`, once enough trials have ended."""
+    """The audit gate: whether the share of system errors is above `max_rate`, once enough trials ended."""
     if not 0 <= system_errors <= trials:
         raise ValueError(f"system_errors must lie between 0 and {trials} trials, got {system_errors}")
     return trials >= min_trials and system_errors > max_rate * trials

@@ -1,4 +1,4 @@
-"""Rows to micro-batches under a token budget, micro-batches to ranks: planned once, globally, the same everywhere."""
+"""Rows to micro-batches under a token budget, micro-batches to ranks: planned once, for the whole step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def first_fit_decreasing(lengths: Sequence[int], *, token_budget: int) -> tuple[
 
 
 def cost(lengths: Sequence[int], *, per_token: float, per_square: float) -> float:
-    """Work of a packed micro-batch: per_token * sum(s) + per_square * sum(s^2); attention never crosses rows."""
+    """Work of a packed micro-batch: per_token * sum(s) + per_square * sum(s^2), attention within rows."""
     return per_token * sum(lengths) + per_square * sum(length * length for length in lengths)
 
 

@@ -1,8 +1,8 @@
 """The asynchronous loop as a pure function: `(settings, state, event) -> (state, actions)`.
 
 No clock, no I/O, no randomness beyond a counter-based hash. The live loop, the replay of a recorded run and a
-simulator drive this same function; the same events give the same actions. The shell carries actions out in order
-and reports back with events:
+simulator drive this same function; the same events give the same actions. The shell carries actions out in
+order and reports back with events:
 
     Opened          ->  SyncWeights: no trial starts before the engine has the weights
     TrialEnded      ->  StartTrial into the free slot; Train when a batch of groups is complete
@@ -38,13 +38,15 @@ class Settings:
         max_retries: further attempts at one sample after system errors.
         min_valid: fewest valid rewards with which a group is trained, at least 2.
         tolerance: a group whose valid rewards lie within it has no signal.
-        max_zero_variance: groups without a signal that are dropped and replaced between two steps; further ones
-            fill their place in the batch, so that a policy that solves all or nothing still comes to an end.
+        max_zero_variance: groups without a signal that are dropped and replaced between two steps; further
+            ones fill their place in the batch, so that a policy that solves all or nothing still comes to
+            an end.
         max_lost: groups dropped for want of valid rewards between two steps; one more finishes the run.
-        late_group: "wait" trains the oldest first, and waits if it must, so that no group gets too old; "drop"
-            trains whatever is complete and drops what got too old.
+        late_group: "wait" trains the oldest first, and waits if it must, so that no group gets too old;
+            "drop" trains whatever is complete and drops what got too old.
         requeue_stale: a task dropped as too old is drawn again, next.
-        task_count: training tasks, numbered from 0; each is drawn once an epoch, every epoch in its own order.
+        task_count: training tasks, numbered from 0; each is drawn once an epoch, every epoch in its own
+            order.
         seed: of that order.
         evaluate_at: versions at which to evaluate; 0 is before training, `steps` after it.
         evaluation_tasks: evaluation tasks, numbered from 0.
@@ -111,7 +113,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnded:
-    """A trial is over and its slot is free. Exactly one per StartTrial; one of an unknown trial changes nothing.
+    """A trial is over and its slot is free: one per StartTrial; one of an unknown trial changes nothing.
 
     Args:
         kind: one of `core.outcome.KINDS`.
@@ -549,7 +551,8 @@ def _born(group: Group) -> float:
 def _in_time(settings: Settings, state: State, groups: list[Group]) -> bool:
     """Whether these groups, after the step now considered, can still all be trained before they are too old.
 
-    Earliest deadline first is feasible exactly when, for every deadline, what is due by then fits the steps left.
+    Earliest deadline first is feasible exactly when, for every deadline, what is due by then fits the steps
+    left.
     """
     last = sorted(_born(g) + settings.max_staleness for g in groups)
     return all(

@@ -1,6 +1,7 @@
 """Names of shapes, one letter per axis: T tokens, B rows, N rollouts, G groups, V vocabulary, H hidden.
 
-A packed step is flat: every row of every rollout lies end to end in one `[T]`, and ids say what belongs together.
+A packed step is flat: every row of every rollout lies end to end in one `[T]`, and ids say what belongs
+together.
 """
 
 from __future__ import annotations

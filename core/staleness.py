@@ -1,6 +1,6 @@
 """Policy-version arithmetic: how many groups may be under way, and how old a trajectory is.
 
-A version counts optimizer steps: version 0 is the warm start, and the step trained *from* version v makes v + 1.
+A version counts optimizer steps: version 0 is the warm start; the step trained *from* version v makes v + 1.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ def admission_capacity(
 ) -> int:
     """How many more groups may start now.
 
-        min(max_running - running, (max_staleness + version + 1) * batch_groups - accepted - running), at least 0
+        max(0, min(max_running - running, (max_staleness + version + 1) * batch_groups - accepted - running))
 
-    The second bound says: if groups are trained in the order in which they start, a group that starts at `version`
-    is trained at most `max_staleness` versions later. With `max_staleness` 0 this is synchronous training.
+    The second bound says: if groups are trained in the order in which they start, a group that starts at
+    `version` is trained at most `max_staleness` versions later. With `max_staleness` 0 this is synchronous
+    training.
 
     Args:
         version: the weights that the engine samples from now.
@@ -39,7 +40,7 @@ def admission_capacity(
 
 
 def accepted_at(version: int, *, batch_groups: int) -> int:
-    """Groups that count as accepted when a run resumes at `version`: a resumed run has the capacity of a fresh one."""
+    """Groups that count as accepted when a run resumes at `version`: as many as got it there."""
     return version * batch_groups
 
 
@@ -47,7 +48,8 @@ def staleness(policy_version: Iterable[int], *, version: int) -> int:
     """Age of a trajectory: the version it is trained from, minus the version of its oldest sampled token.
 
     Args:
-        policy_version: per token; negative where no policy sampled (prompt, observation), which does not count.
+        policy_version: per token; negative where no policy sampled (prompt, observation), which does not
+            count.
         version: the trainer's version before the step.
     """
     oldest = min((v for v in policy_version if v >= 0), default=version)

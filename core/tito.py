@@ -29,7 +29,8 @@ class Ledger:
         loss_mask: True where the policy sampled the token.
         rollout_logprob: as the engine reported it; 0.0, never NaN, where `loss_mask` is False.
         policy_version: the weights that sampled the token; `NOT_SAMPLED` where `loss_mask` is False.
-        finish_reason: how the last completion ended; empty where the row ends with a prompt or an observation.
+        finish_reason: how the last completion ended; empty where the row ends with a prompt or an
+            observation.
     """
 
     token_ids: tuple[int, ...]
@@ -43,7 +44,7 @@ class Ledger:
 
 
 def open_ledger(prompt_ids: Sequence[int]) -> Ledger:
-    """A row that so far is only prompt. Assistant turns inside the prompt are prompt: nobody sampled them here."""
+    """A row that so far is only prompt; assistant turns inside it are prompt too: not sampled here."""
     if not prompt_ids:
         raise ValueError("prompt_ids must not be empty")
     nothing = Ledger(token_ids=(), loss_mask=(), rollout_logprob=(), policy_version=(), finish_reason="")
@@ -111,8 +112,8 @@ def observation_delta(
 ) -> tuple[int, ...] | None:
     """What an observation adds to a row that ends with `last_token`, or None where that cannot be proved.
 
-    The template is rendered twice, without and with the observation. The delta is accepted when the first is a
-    prefix of the second and the place of the sampled stop token in it is certain:
+    The template is rendered twice, without and with the observation. The delta is accepted when the first
+    is a prefix of the second and the place of the sampled stop token in it is certain:
 
     * the prefix ends with the stop token and then `separator` (ChatML: a newline): the delta begins with the
       separator, which the template wrote and the policy did not;
@@ -121,7 +122,8 @@ def observation_delta(
     Anything else is None, and the caller forks: always well-formed, only less is trained in one row.
 
     Args:
-        rendered_prefix: the conversation up to and with the assistant's turn; its wording may be re-tokenised.
+        rendered_prefix: the conversation up to and with the assistant's turn; its wording may be
+            re-tokenised.
         rendered_full: the same with the observation and the next generation prompt.
         stop_ids: tokens that end a turn.
         last_token: the last token of the row.
@@ -152,8 +154,8 @@ def append_observation(row: Ledger, token_ids: Sequence[int]) -> Ledger:
 def continue_rows(rows: tuple[Ledger, ...], prompt_ids: Sequence[int]) -> tuple[Ledger, ...]:
     """The trajectory ready for a turn whose whole prompt is `prompt_ids`.
 
-    If the prompt extends the last row token for token, that row grows; otherwise it is left as it is and a new row
-    begins (a fork), in which everything before the coming completion is prompt.
+    If the prompt extends the last row token for token, that row grows; otherwise it is left as it is and a
+    new row begins (a fork), in which everything before the coming completion is prompt.
     """
     if not rows:
         return (open_ledger(prompt_ids),)
@@ -164,7 +166,7 @@ def continue_rows(rows: tuple[Ledger, ...], prompt_ids: Sequence[int]) -> tuple[
 
 
 def truncate(row: Ledger, length: int) -> Ledger:
-    """The first `length` tokens of a row, with all that belongs to them; a row that was cut ends by length."""
+    """The first `length` tokens of a row with all that belongs to them; a row that was cut ends by length."""
     if length < 0:
         raise ValueError(f"length must not be negative, got {length}")
     if length >= len(row):

@@ -1,0 +1,107 @@
+"""How far the trainer's logprobs are from the sampler's on the same tokens, in sums that add up over a split.
+
+Reduce the sums over micro-batches and ranks first, divide once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class MismatchSums(NamedTuple):
+    """Sums over the tokens in the mask with two finite logprobs; d = logprob - rollout_logprob.
+
+    Args:
+        token_count: such tokens.
+        unusable_count: tokens in the mask with a logprob that is not finite.
+        absolute: |d|.
+        k1: -d, whose mean estimates KL(rollout || trainer).
+        k3: exp(d) - 1 - d, the same with less variance, never negative.
+        ratio: exp(d).
+        ratio_square: exp(2d).
+        multiplicative: exp(|d|).
+        probability: |exp(logprob) - exp(rollout_logprob)|.
+        logprob: of the trainer.
+        rollout_logprob: of the sampler.
+    """
+
+    token_count: Tensor
+    unusable_count: Tensor
+    absolute: Tensor
+    k1: Tensor
+    k3: Tensor
+    ratio: Tensor
+    ratio_square: Tensor
+    multiplicative: Tensor
+    probability: Tensor
+    logprob: Tensor
+    rollout_logprob: Tensor
+
+
+class Mismatch(NamedTuple):
+    """Means over tokens, and what follows from them.
+
+    Args:
+        effective_share: (sum of ratio)^2 / (count * sum of ratio^2), 1 when all ratios agree.
+        perplexity: exp(-mean logprob) of the trainer; the sampler's beside it.
+    """
+
+    absolute: Tensor
+    k1: Tensor
+    k3: Tensor
+    ratio: Tensor
+    multiplicative: Tensor
+    probability: Tensor
+    effective_share: Tensor
+    perplexity: Tensor
+    rollout_perplexity: Tensor
+
+
+def mismatch_sums(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -> MismatchSums:
+    """The sums of one micro-batch, any shape. Nothing is read where `loss_mask` is False."""
+    dtype = torch.promote_types(logprob.dtype, torch.float32)
+    usable = loss_mask & logprob.isfinite() & rollout_logprob.isfinite()
+    trainer = torch.where(usable, logprob, 0.0).detach().to(dtype)
+    sampler = torch.where(usable, rollout_logprob, 0.0).detach().to(dtype)
+    d = trainer - sampler
+
+    def total(term: Tensor) -> Tensor:
+        return torch.where(usable, term, 0.0).sum()
+
+    return MismatchSums(
+        token_count=usable.sum().to(dtype),
+        unusable_count=(loss_mask & ~usable).sum().to(dtype),
+        absolute=total(d.abs()),
+        k1=total(-d),
+        k3=total(torch.expm1(d) - d),
+        ratio=total(d.exp()),
+        ratio_square=total((2 * d).exp()),
+        multiplicative=total(d.abs().exp()),
+        probability=total((trainer.exp() - sampler.exp()).abs()),
+        logprob=total(trainer),
+        rollout_logprob=total(sampler),
+    )
+
+
+def add_sums(one: MismatchSums, other: MismatchSums) -> MismatchSums:
+    """The sums of two parts together."""
+    return MismatchSums(*(a + b for a, b in zip(one, other, strict=True)))
+
+
+def mismatch(sums: MismatchSums) -> Mismatch:
+    """Means of what was summed; NaN, not 0, where there was no token."""
+    count = torch.where(sums.token_count > 0, sums.token_count, torch.nan)
+    return Mismatch(
+        absolute=sums.absolute / count,
+        k1=sums.k1 / count,
+        k3=sums.k3 / count,
+        ratio=sums.ratio / count,
+        multiplicative=sums.multiplicative / count,
+        probability=sums.probability / count,
+        effective_share=sums.ratio.square() / (count * sums.ratio_square),
+        perplexity=(-sums.logprob / count).exp(),
+        rollout_perplexity=(-sums.rollout_logprob / count).exp(),
+    )

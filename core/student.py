@@ -1,0 +1,60 @@
+"""The normal and Student distributions, as far as comparing runs needs them."""
+
+from __future__ import annotations
+
+import math
+
+
+def normal_cdf(x: float) -> float:
+    """P(Z <= x)."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def student_cdf(x: float, degrees: float) -> float:
+    """P(T <= x) with so many degrees of freedom; infinity is the normal distribution."""
+    if not degrees > 0:
+        raise ValueError(f"degrees must be positive, got {degrees}")
+    if math.isinf(degrees):
+        return normal_cdf(x)
+    tail = 0.5 * _incomplete_beta(degrees / (degrees + x * x), degrees / 2, 0.5)
+    return 1 - tail if x > 0 else tail
+
+
+def student_quantile(probability: float, degrees: float) -> float:
+    """The x with P(T <= x) = probability."""
+    if not 0 < probability < 1:
+        raise ValueError(f"probability must lie between 0 and 1, got {probability}")
+    if probability < 0.5:
+        return -student_quantile(1 - probability, degrees)
+    high = 1.0
+    while student_cdf(high, degrees) < probability:
+        high *= 2
+    low = 0.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_cdf(middle, degrees) < probability else (low, middle)
+    return high
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(1 - x, b, a)
+    front = math.exp(
+        math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    )
+    numerator, denominator, fraction = 1.0, 1 - (a + b) * x / (a + 1), 0.0
+    denominator = 1 / denominator
+    fraction = denominator
+    for m in range(1, 400):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            denominator = 1 / (1 + term * denominator)
+            numerator = 1 + term / numerator
+            fraction *= numerator * denominator
+        if abs(numerator * denominator - 1) < 1e-15:
+            break
+    return front * fraction / a
