@@ -20,10 +20,11 @@ from .finding import finding, name
 COLOUR = {
     "prompt_mean": "#12355b",
     "sequence_sum": "#8f2d56",
+    "prompt_mean_of_sequence_means": "#4f7f6f",
     "token_mean": "#d1603d",
     "sequence_mean": "#e3a72f",
 }
-_SPARE = ("#3b6e62", "#7a8b99", "#57407c", "#a3b18a")
+_SPARE = ("#7a8b99", "#57407c", "#a3b18a")
 _LINE = {
     "prompt_mean": "-",
     "sequence_sum": (0, (1, 1.2)),
