@@ -154,7 +154,7 @@ def _summary(arms: Sequence[str], seeds: int, steps: int, winner: str | None) ->
     comparisons = []
     for first, a in enumerate(arms):
         for b in arms[first + 1 :]:
-            gap = 0.14 if a == winner else -0.14 if b == winner else (len(a) - len(b)) * 0.004
+            gap = -0.14 if a == winner else 0.14 if b == winner else (len(b) - len(a)) * 0.004
             verdict = "a better" if a == winner else "b better" if b == winner else "tie"
             item = {
                 "a": a,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from core.estimate import compare
 from system.record.finding import finding, sentences
 from system.record.metrics import JsonLines, commit_hash, read_jsonl, write_json
 from system.record.progress import Progress, sparkline
@@ -104,16 +106,28 @@ def test_the_finding_claims_a_winner_only_where_a_comparison_does():
     ]
     assert finding({"comparisons": ties}).startswith("No rule wins: all 3 rules tie")
     assert "0.07" in finding({"comparisons": ties})
-    won = [*ties, _comparison("token_mean", "a", -0.2, "b better")]
+    won = [*ties, _comparison("token_mean", "a", 0.2, "b better")]
     assert finding({"comparisons": won}) == "On held-out tasks a beats token mean by 0.20 (2 ties)"
     assert "stopped" in finding(None) and "stopped" in finding({"comparisons": []})
 
 
 def test_a_sentence_is_told_from_the_winner():
-    (sentence,) = sentences({"comparisons": [_comparison("token_mean", "prompt_mean", -0.2, "b better")]})
+    (sentence,) = sentences({"comparisons": [_comparison("prompt_mean", "token_mean", -0.2, "a better")]})
     assert sentence == "prompt mean beats token mean: +0.200 pass@1, 95 % interval +0.150 to +0.250."
     (sentence,) = sentences({"comparisons": [_comparison("token_mean", "prompt_mean", -0.02, "tie")]})
-    assert "tie: -0.020" in sentence and "14 seeds" in sentence
+    assert sentence.startswith(
+        "prompt mean against token mean, a tie: -0.020 pass@1, 95 % interval -0.070 to +0.030;"
+    )
+    assert "14 seeds" in sentence
+
+
+def test_the_words_agree_with_the_comparison_that_core_makes():
+    better, worse = [[1.0, 1.0, 0.9], [1.0, 0.9, 1.0]], [[0.1, 0.0, 0.0], [0.0, 0.1, 0.1]]
+    for a, b in ((better, worse), (worse, better)):
+        names = {"a": "good" if a is better else "bad", "b": "good" if b is better else "bad"}
+        summary = {"comparisons": [names | dataclasses.asdict(compare(a, b, confidence=0.95))]}
+        assert sentences(summary)[0].startswith("good beats bad: +0.9")
+        assert finding(summary).startswith("On held-out tasks good beats bad by 0.9")
 
 
 def test_the_sparkline_keeps_one_bar_a_value():
@@ -144,7 +158,7 @@ def test_progress_prints_one_plain_line_a_step_where_there_is_no_terminal():
 
 def test_progress_draws_in_place_on_a_terminal_and_leaves_the_last_state():
     out, time = io.StringIO(), _Clock()
-    console = Console(file=out, width=140, force_terminal=True, color_system=None, legacy_windows=False)
+    console = Console(file=out, width=80, force_terminal=True, color_system=None, legacy_windows=False)
     with Progress({"prompt_mean": 2, "token_mean": 2}, console=console, clock=time) as progress:
         for step in (1, 2):
             time.now += 1
@@ -155,6 +169,7 @@ def test_progress_draws_in_place_on_a_terminal_and_leaves_the_last_state():
         progress.note("one system error")
     drawn = out.getvalue()
     assert "2/2" in drawn and "▅▅" in drawn and "evaluating" in drawn and "one system error" in drawn
+    assert "…" not in drawn
     with pytest.raises(ValueError, match="arm must be one of"):
         progress.record({"arm": "no_such", "seed": 0, "step": 1})
 

@@ -135,14 +135,14 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[in
         axes.text(
             last * 1.02 + 0.2,
             height,
-            name(arm),
+            textwrap.fill(name(arm), 14),
             color=colour(arm),
             fontsize=8.5,
             va="center",
             fontweight="bold",
         )
     axes.set_xlabel("optimizer step", color=_INK, fontsize=9)
-    axes.set_ylabel("reward in training (mean of a step, 0 to 1)", color=_INK, fontsize=9)
+    axes.set_ylabel("reward in training (mean of a step)", color=_INK, fontsize=9)
     if not ends:
         axes.text(
             0.5, 0.5, "no optimizer step yet", transform=axes.transAxes, ha="center", color=_GREY, fontsize=9
@@ -177,8 +177,8 @@ def _draw_bars(axes: Axes, summary: Mapping[str, Any], order: Sequence[str]) -> 
         tops.append(warm[0] + 1.96 * warm[1])
     axes.set_xlim(-0.6, max(len(scored), 1) - (0.0 if warm else 0.4))
     axes.set_ylim(0, min(1.05, max(tops) * 1.14))
-    axes.set_xticks(range(len(scored)), [name(arm).replace(" ", "\n", 1) for arm in scored], fontsize=8.5)
-    axes.set_ylabel("pass@1 on held-out tasks, 95 % interval", color=_INK, fontsize=9)
+    axes.set_xticks(range(len(scored)), [textwrap.fill(name(arm), 9) for arm in scored], fontsize=8.5)
+    axes.set_ylabel("pass@1, held out (95 % interval)", color=_INK, fontsize=9)
     if not scored:
         axes.text(
             0.5,

@@ -45,7 +45,10 @@ def _others(comparisons: list[Mapping[str, Any]], won: list[Mapping[str, Any]], 
 
 
 def sentences(summary: Mapping[str, Any] | None) -> list[str]:
-    """One sentence a comparison: the difference, its 95 % interval, the verdict, what a tie would need."""
+    """One sentence a comparison: the difference, its interval, the verdict, and what a tie would need.
+
+    A comparison is what `core.estimate.compare` says of arms a and b: `difference` is b minus a.
+    """
     return [_sentence(item) for item in (summary or {}).get("comparisons") or []]
 
 
@@ -58,11 +61,12 @@ def _sentence(item: Mapping[str, Any]) -> str:
         item["low"],
         item["high"],
     )
-    if item["verdict"] == "b better":
+    if item["verdict"] == "a better":
         a, b, difference, low, high = b, a, -difference, -high, -low
-    numbers = f"{difference:+.3f} {metric}, 95 % interval {low:+.3f} to {high:+.3f}"
+    interval = f"{100 * item.get('confidence', 0.95):.3g} % interval {low:+.3f} to {high:+.3f}"
     if item["verdict"] != "tie":
-        return f"{a} beats {b}: {numbers}."
-    need = item.get("seeds_needed")
-    more = f"; a difference of this size would show with about {need} seeds an arm" if need else ""
-    return f"{a} and {b} tie: {numbers}{more}."
+        return f"{b} beats {a}: {difference:+.3f} {metric}, {interval}."
+    need, size = item.get("seeds_needed"), item.get("seeds_needed_for")
+    shown = "this size" if size is None else f"{size:.2f}"
+    more = f"; a difference of {shown} would show with about {need} seeds an arm" if need else ""
+    return f"{b} against {a}, a tie: {difference:+.3f} {metric}, {interval}{more}."

@@ -125,13 +125,14 @@ class Progress:
             self._live.update(self._view(), refresh=True)
 
     def _view(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        for heading in ("arm", "", "step", "reward", "", "staleness", "trainer idle", "held out", ""):
-            table.add_column(heading, justify="right" if heading not in ("arm", "") else "left", no_wrap=True)
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
+        for heading in ("arm", "", "step", "reward", "", "stale", "idle", "eval", ""):
+            side = "right" if heading not in ("arm", "") else "left"
+            table.add_column(heading, justify=side, no_wrap=heading != "arm")
         for arm, row in self._rows.items():
             table.add_row(
                 Text(name(arm), style="bold"),
-                ProgressBar(total=max(row.planned, 1), completed=row.done, width=18),
+                ProgressBar(total=max(row.planned, 1), completed=row.done, width=8),
                 f"{row.done}/{row.planned}",
                 _number(row.rewards[-1] if row.rewards else None, ".2f"),
                 sparkline(list(row.rewards)),
@@ -160,7 +161,7 @@ class _Row:
     def __init__(self, planned: int) -> None:
         self.planned = planned
         self.done = 0
-        self.rewards: deque[float | None] = deque(maxlen=24)
+        self.rewards: deque[float | None] = deque(maxlen=12)
         self.staleness: float | None = None
         self.idle: float | None = None
         self.held_out: float | None = None

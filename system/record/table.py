@@ -28,7 +28,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
 def final_table(summary: Mapping[str, Any]) -> Table:
     """One row an arm and one for the warm start; held-out numbers with plus or minus one standard error."""
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
-    table.add_column("arm", no_wrap=True)
+    table.add_column("arm", min_width=13)
     for heading, _, _ in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     warm = summary.get("warm_start")
