@@ -16,7 +16,7 @@ CALENDAR = "calendar.ics"
 
 
 def list_events(root: Path, find: str = "") -> str:
-    """List calendar events."""
+    """List calendar events; find keeps those that contain a text."""
     lines = event_lines(existing_file(root, CALENDAR))
     return joined((line for line in lines if matches(find, line)), rest="narrow with find")
 

@@ -15,7 +15,7 @@ FOLDER = "chat"
 
 
 def read_channel(root: Path, channel: str, find: str = "") -> str:
-    """Read a chat channel."""
+    """Read a chat channel; find keeps messages that contain a text."""
     name = channel.removeprefix("#")
     file = inside(root, f"{FOLDER}/{name}.json")
     if not file.is_file():

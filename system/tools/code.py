@@ -22,7 +22,7 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 
 
 def run_code(root: Path, code: str) -> str:
-    """Run Python code in the world folder; print what you need."""
+    """Run Python code in the folder of the files and give what it prints."""
     if len(code.encode()) > CODE_LIMIT:
         raise ValueError(f"code must be at most {CODE_LIMIT} bytes, got {len(code.encode())}")
     if "\0" in code:
@@ -39,7 +39,7 @@ def run_code(root: Path, code: str) -> str:
 
 
 def _run(root: Path, code: str) -> tuple[int | None, bytes, bytes, int]:
-    """Run the code; returns exit status (None: out of time), output head, error tail, output bytes dropped."""
+    """Run the code; returns exit status (None: out of time), output head, error tail, bytes dropped."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", code],
         cwd=root,
@@ -71,7 +71,7 @@ def _drain(process: subprocess.Popen[bytes], ended: int) -> tuple[int | None, by
         for descriptor in (out, err, ended):
             selector.register(descriptor, selectors.EVENT_READ)
         while True:
-            # After the end only what already lies in the pipes is read: a child left behind may hold them open.
+            # After the end read only what lies in the pipes: a child left behind may hold them open.
             over = ended not in selector.get_map()
             ready = selector.select(0 if over else max(0.0, deadline - time.monotonic()))
             if not ready and not over:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
-from lxml import etree
 from mcp.server import MCPServer
 
-from system.tools.parts import parse_part
+from system.tools.parts import Element, parse_part
 from system.tools.paths import existing_file
 from system.tools.registration import add_tool
 from system.tools.results import joined, matches, one_line
@@ -17,7 +16,7 @@ _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 
 
 def read_document(root: Path, path: str, find: str = "") -> str:
-    """Read the paragraphs and table rows of a docx file."""
+    """Read the paragraphs and table rows of a docx file; find keeps those that contain a text."""
     lines = document_lines(existing_file(root, path, ".docx"))
     return joined((line for line in lines if matches(find, line)), rest="narrow with find")
 
@@ -38,7 +37,7 @@ def document_lines(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _text(element: etree._Element) -> str:
+def _text(element: Element) -> str:
     words = []
     for part in element.iter(f"{_WORD}t", f"{_WORD}tab", f"{_WORD}br", f"{_WORD}p"):
         words.append(part.text or "" if part.tag == f"{_WORD}t" else " ")

@@ -24,7 +24,7 @@ LINES_SHOWN = 20
 
 
 def list_files(root: Path, path: str = ".") -> str:
-    """List a folder."""
+    """List the files and folders of a folder."""
     folder = inside(root, path or ".")
     if not folder.is_dir():
         existing_file(root, path)
@@ -33,17 +33,17 @@ def list_files(root: Path, path: str = ".") -> str:
 
 
 def read_file(root: Path, path: str) -> str:
-    """Read a text file."""
+    """Read a text file (txt, csv, md, json, ics)."""
     file = existing_file(root, path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not text{reader_hint(file)}") from None
+        raise ValueError(f"{path} is not UTF-8 text{reader_hint(file)}") from None
     return cut(text.rstrip(), rest=f"the rest by run_code: print(open({path!r}).read()[start:end])")
 
 
 def write_file(root: Path, path: str, content: str) -> str:
-    """Write a text file."""
+    """Write a text file; folders are made as needed."""
     file = inside(root, path)
     if file.is_dir():
         raise ValueError(f"{path or '.'} is a folder")
@@ -56,7 +56,7 @@ def write_file(root: Path, path: str, content: str) -> str:
 
 
 def search_files(root: Path, query: str) -> str:
-    """Find lines that contain a text, in all files."""
+    """Find the lines that contain a text, in every file of any type."""
     if not query.strip():
         raise ValueError("query must not be empty")
     found: list[str] = []
@@ -64,7 +64,7 @@ def search_files(root: Path, query: str) -> str:
     for file, name in _files_below(root):
         try:
             found += [f"{name}: {one_line(line)}" for line in _lines(file, name) if matches(query, line)]
-        except Exception:  # one damaged file must not hide the others; it is named in the result
+        except Exception:  # noqa: BLE001  # one damaged file must not hide the others; it is named in the result
             unread.append(name)
     shown = found[:LINES_SHOWN]
     if len(found) > LINES_SHOWN:
@@ -90,7 +90,7 @@ def _lines(file: Path, name: str) -> list[str]:
 
 def _text_lines(file: Path) -> list[str]:
     try:
-        return file.read_text(encoding="utf-8").splitlines()
+        return file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         return []
 

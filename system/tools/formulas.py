@@ -1,20 +1,32 @@
-"""The formulas that we can compute: SUM, AVERAGE, MIN, MAX over ranges, + - * / and signs, cells and numbers."""
+"""Formulas that we can compute: SUM AVERAGE MIN MAX, + - * / and signs, cells, ranges, numbers. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from openpyxl.formula import Tokenizer
-from openpyxl.formula.tokenizer import Token
+from openpyxl.formula.tokenizer import Token, TokenizerError
 from openpyxl.utils.cell import range_boundaries
 
-LARGEST_RANGE = 100_000
-"""Cells of a range beyond which a formula counts as one that we cannot compute."""
+LAST_COLUMN, LAST_ROW = 16_384, 1_048_576
 
 _VOLATILE = {"INDIRECT(", "OFFSET(", "NOW(", "TODAY(", "RAND(", "RANDBETWEEN(", "CELL(", "INFO("}
-_REFERENCE = re.compile(r"(?:(?:'((?:[^']|'')+)'|([^'!\[\]]+))!)?(\$?[A-Z]{1,3}\$?\d+(?::\$?[A-Z]{1,3}\$?\d+)?)")
+_CELLS = r"\$?[A-Z]{1,3}\$?\d+(?::\$?[A-Z]{1,3}\$?\d+)?|\$?[A-Z]{1,3}:\$?[A-Z]{1,3}|\$?\d+:\$?\d+"
+_REFERENCE = re.compile(rf"(?:(?:'((?:[^']|'')+)'|([^'!\[\]]+))!)?({_CELLS})")
+_ERROR = re.compile(r"#(DIV/0!|N/A|NAME\?|NULL!|NUM!|REF!|VALUE!)")
+
+Value = float | str | bool | None
+"""What a cell holds, as a formula sees it."""
+
+
+class Place(NamedTuple):
+    """One cell: `Place("Fees", 7, 2)` is Fees!B7."""
+
+    sheet: str
+    row: int
+    column: int
 
 
 class Area(NamedTuple):
@@ -34,32 +46,37 @@ class Area(NamedTuple):
             and self.top <= place.row <= self.bottom
         )
 
-    def places(self) -> Iterator[Place]:
-        """Yield the cells row by row."""
-        for row in range(self.top, self.bottom + 1):
-            for column in range(self.left, self.right + 1):
-                yield Place(self.sheet, row, column)
-
-    @property
-    def cell_count(self) -> int:
-        """How many cells the area has."""
-        return (self.right - self.left + 1) * (self.bottom - self.top + 1)
-
-
-class Place(NamedTuple):
-    """One cell: `Place("Fees", 7, 2)` is Fees!B7."""
-
-    sheet: str
-    row: int
-    column: int
-
 
 class NotComputable(Exception):
     """A formula that we do not compute, or whose value is an error."""
 
 
-Value = float | str | bool | None
-"""What a cell holds, as a formula sees it."""
+def bounds(cells: str) -> tuple[int, int, int, int]:
+    """Read A1:B4, B2, A:B or 2:4 as left, top, right, bottom.
+
+    Raises:
+        ValueError: Another text, or a cell beyond the last column or row.
+    """
+    if not re.fullmatch(_CELLS, cells):
+        raise ValueError(f"range must be like A1:B4, got {cells}")
+    found = range_boundaries(cells)
+    limits = (1, 1, LAST_COLUMN, LAST_ROW)
+    left, top, right, bottom = (limit if end is None else end for end, limit in zip(found, limits))
+    if not (1 <= left <= right <= LAST_COLUMN and 1 <= top <= bottom <= LAST_ROW):
+        raise ValueError(f"range must run from upper left to lower right within the sheet, got {cells}")
+    return left, top, right, bottom
+
+
+def check_formula(formula: str) -> None:
+    """Refuse a formula that cannot be read at all.
+
+    Raises:
+        ValueError: A bracket or quote without its partner.
+    """
+    try:
+        _tokens(formula)
+    except NotComputable:
+        raise ValueError(f"formula must have matching brackets and quotes, got {formula}") from None
 
 
 def areas(formula: str, sheet: str) -> list[Area] | None:
@@ -69,119 +86,115 @@ def areas(formula: str, sheet: str) -> list[Area] | None:
         formula: Text with the leading `=`.
         sheet: The sheet that holds it.
     """
-    found = []
-    for token in Tokenizer(formula).items:
-        if token.type == Token.FUNC and token.value.upper() in _VOLATILE:
-            return None
-        if token.type == Token.OPERAND and token.subtype == Token.RANGE:
-            area = _area(token.value, sheet)
-            if area is None:
-                return None
-            found.append(area)
-    return found
+    try:
+        tokens = _tokens(formula)
+    except NotComputable:
+        return None
+    references = [token for token in tokens if token.type == Token.OPERAND and token.subtype == Token.RANGE]
+    found = [_area(token.value, sheet) for token in references]
+    if any(token.type == Token.FUNC and token.value.upper() in _VOLATILE for token in tokens):
+        return None
+    return None if None in found else [area for area in found if area is not None]
 
 
-def evaluate(formula: str, sheet: str, value_of: Callable[[Place], Value]) -> float:
+def evaluate(formula: str, sheet: str, values: Callable[[Area], Iterable[Value]]) -> float:
     """Compute a formula.
 
     Args:
         formula: Text with the leading `=`.
         sheet: The sheet that holds it.
-        value_of: Gives the value of a cell; may raise NotComputable.
+        values: Gives what the cells of an area hold, blank cells left out; may raise NotComputable.
 
     Raises:
-        NotComputable: Anything but numbers, cells, ranges in the known functions, and + - * / with brackets.
+        NotComputable: Anything that the first line of this file does not name, a value that is no number
+            where one is needed, a division by zero.
     """
-    tokens = [token for token in Tokenizer(formula).items if token.type != Token.WSPACE]
-    parser = _Parser(tokens, sheet, value_of)
-    result = parser.sum()
-    if parser.position != len(tokens):
+    parser = _Parser(_tokens(formula), sheet, values)
+    result = parser.total()
+    if parser.position != len(parser.tokens):
         raise NotComputable(formula)
     return result
 
 
 class _Parser:
-    """Recursive descent over the tokens; `sum` > `product` > `sign` > `operand`."""
+    """Recursive descent: total > product > signed > operand."""
 
-    def __init__(self, tokens: list[Token], sheet: str, value_of: Callable[[Place], Value]) -> None:
+    def __init__(self, tokens: list[Token], sheet: str, values: Callable[[Area], Iterable[Value]]) -> None:
         self.tokens = tokens
         self.position = 0
         self.sheet = sheet
-        self.value_of = value_of
+        self.values = values
 
-    def take(self, kind: str, *values: str) -> str | None:
-        """Consume the next token if it is of the kind and has one of the values."""
-        if self.position < len(self.tokens):
-            token = self.tokens[self.position]
-            if token.type == kind and (not values or token.value in values):
-                self.position += 1
-                return token.value
-        return None
+    def next_is(self, kind: str, *texts: str, ahead: int = 0) -> bool:
+        """Say whether the next token (or one further ahead) is of the kind and has one of the texts."""
+        at = self.position + ahead
+        token = self.tokens[at] if at < len(self.tokens) else None
+        return token is not None and token.type == kind and (not texts or token.value.upper() in texts)
 
-    def sum(self) -> float:
+    def take(self, kind: str, *texts: str) -> str:
+        """Consume the next token, which must be of the kind and have one of the texts."""
+        if not self.next_is(kind, *texts):
+            raise NotComputable(f"{kind} expected")
+        self.position += 1
+        return self.tokens[self.position - 1].value
+
+    def total(self) -> float:
         result = self.product()
-        while operator := self.take(Token.OP_IN, "+", "-"):
-            result = result + self.product() if operator == "+" else result - self.product()
+        while self.next_is(Token.OP_IN, "+", "-"):
+            operator = self.take(Token.OP_IN)
+            other = self.product()
+            result = result + other if operator == "+" else result - other
         return result
 
     def product(self) -> float:
-        result = self.sign()
-        while operator := self.take(Token.OP_IN, "*", "/"):
-            other = self.sign()
+        result = self.signed()
+        while self.next_is(Token.OP_IN, "*", "/"):
+            operator = self.take(Token.OP_IN)
+            other = self.signed()
             if operator == "/" and other == 0:
                 raise NotComputable("division by zero")
             result = result * other if operator == "*" else result / other
         return result
 
-    def sign(self) -> float:
-        if operator := self.take(Token.OP_PRE, "+", "-"):
-            return -self.sign() if operator == "-" else self.sign()
+    def signed(self) -> float:
+        if self.next_is(Token.OP_PRE, "+", "-"):
+            return -self.signed() if self.take(Token.OP_PRE) == "-" else self.signed()
         return self.operand()
 
     def operand(self) -> float:
-        if self.take(Token.PAREN, "("):
-            result = self.sum()
-            if not self.take(Token.PAREN, ")"):
-                raise NotComputable("bracket not closed")
+        if self.next_is(Token.PAREN, "("):
+            self.take(Token.PAREN)
+            result = self.total()
+            self.take(Token.PAREN, ")")
             return result
-        if name := self.take(Token.FUNC, *_FUNCTIONS):
-            return self.function(name)
+        if self.next_is(Token.FUNC):
+            name = self.take(Token.FUNC, *_FUNCTIONS).upper()
+            numbers = self.argument()
+            while self.next_is(Token.SEP, ","):
+                self.take(Token.SEP)
+                numbers += self.argument()
+            self.take(Token.FUNC, ")")
+            return _FUNCTIONS[name](numbers)
         text = self.take(Token.OPERAND)
-        if text is None:
-            raise NotComputable("not an operand")
         area = _area(text, self.sheet)
         if area is None:
             return _number(text)
-        if area.cell_count != 1:
+        if (area.left, area.top) != (area.right, area.bottom):
             raise NotComputable("a range outside a function")
-        value = self.value_of(next(area.places()))
-        if value is None:
-            return 0.0
-        return _number(value)
-
-    def function(self, name: str) -> float:
-        numbers: list[float] = []
-        while not self.take(Token.FUNC, ")"):
-            numbers += self.argument()
-            if not self.take(Token.SEP, ",") and self.tokens[self.position : self.position + 1]:
-                if self.tokens[self.position].value != ")":
-                    raise NotComputable("not a list of arguments")
-            if self.position >= len(self.tokens):
-                raise NotComputable("bracket not closed")
-        return _FUNCTIONS[name](numbers)
+        return _number(next(iter(self.values(area)), 0.0))
 
     def argument(self) -> list[float]:
-        """A range gives its numbers, text and blanks left out; anything else is an expression."""
-        token = self.tokens[self.position]
-        area = _area(token.value, self.sheet) if token.type == Token.OPERAND else None
-        after = self.tokens[self.position + 1 : self.position + 2]
-        if area is None or not after or after[0].value not in (",", ")"):
-            return [self.sum()]
-        if area.cell_count > LARGEST_RANGE:
-            raise NotComputable("range too large")
-        self.position += 1
-        values = [self.value_of(place) for place in area.places()]
-        return [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        """A range alone gives its numbers, text left out; anything else is one number."""
+        ends = self.next_is(Token.SEP, ",", ahead=1) or self.next_is(Token.FUNC, ")", ahead=1)
+        alone = ends and self.next_is(Token.OPERAND)
+        area = _area(self.tokens[self.position].value, self.sheet) if alone else None
+        if area is None:
+            return [self.total()]
+        self.take(Token.OPERAND)
+        values = list(self.values(area))
+        if any(isinstance(value, str) and _ERROR.fullmatch(value) for value in values):
+            raise NotComputable("an error value")
+        return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
 
 def _average(numbers: list[float]) -> float:
@@ -191,11 +204,22 @@ def _average(numbers: list[float]) -> float:
 
 
 _FUNCTIONS: dict[str, Callable[[list[float]], float]] = {
-    "SUM(": lambda numbers: sum(numbers),
+    "SUM(": lambda numbers: sum(numbers, 0.0),
     "AVERAGE(": _average,
     "MIN(": lambda numbers: min(numbers, default=0.0),
     "MAX(": lambda numbers: max(numbers, default=0.0),
 }
+
+
+def _tokens(formula: str) -> list[Token]:
+    try:
+        tokens = [token for token in Tokenizer(formula).items if token.type != Token.WSPACE]
+    except (TokenizerError, IndexError) as error:  # IndexError: a bracket that was never opened
+        raise NotComputable(str(error)) from error
+    opened = sum((token.subtype == Token.OPEN) - (token.subtype == Token.CLOSE) for token in tokens)
+    if opened != 0:
+        raise NotComputable("a bracket is not closed")
+    return tokens
 
 
 def _area(text: str, sheet: str) -> Area | None:
@@ -203,9 +227,10 @@ def _area(text: str, sheet: str) -> Area | None:
     if match is None:
         return None
     quoted, plain, cells = match.groups()
-    left, top, right, bottom = (int(bound or 0) for bound in range_boundaries(cells))
-    name = quoted.replace("''", "'") if quoted else plain or sheet
-    return Area(name, min(left, right), min(top, bottom), max(left, right), max(top, bottom))
+    try:
+        return Area(quoted.replace("''", "'") if quoted else plain or sheet, *bounds(cells))
+    except ValueError:
+        return None
 
 
 def _number(value: Value) -> float:

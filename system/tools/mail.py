@@ -34,18 +34,18 @@ class Mail(NamedTuple):
 
 
 def list_mail(root: Path) -> str:
-    """List the mail."""
+    """List all mail as id | from | subject."""
     return joined((mail.line for mail in _mails(root)), rest="use search_mail")
 
 
 def search_mail(root: Path, query: str) -> str:
-    """Find mail by a text in subject or body."""
+    """Find mail by a text in the subject or the body."""
     found = (mail.line for mail in _mails(root) if matches(query, mail.subject) or matches(query, mail.body))
     return joined(found, rest="use a longer query")
 
 
 def read_mail(root: Path, id: str) -> str:
-    """Read one mail."""
+    """Read one mail by its id, like m1."""
     mails = {mail.id: mail for mail in _mails(root)}
     if id not in mails:
         raise ValueError(f"no such mail {id}; ids: m1 to m{len(mails)}")

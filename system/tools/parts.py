@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import posixpath
+from typing import Any, TypeAlias
 from zipfile import ZipFile
 
-from lxml import etree
+from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]  # a compiled module without stubs
+
+Element: TypeAlias = Any
+"""An element of lxml, which has no stubs."""
 
 _RELATIONSHIP = "{http://schemas.openxmlformats.org/package/2006/relationships}Relationship"
 
 
-def parse_part(archive: ZipFile, name: str) -> etree._Element:
+def parse_part(archive: ZipFile, name: str) -> Element:
     """Parse one part; entities are not expanded.
 
     Raises:
@@ -31,7 +35,5 @@ def related_parts(archive: ZipFile, part: str) -> dict[str, str]:
     """Map relation ids of a part to the names of the parts they point to."""
     folder = posixpath.dirname(part)
     relations = parse_part(archive, relations_name(part))
-    return {
-        relation.get("Id", ""): posixpath.normpath(posixpath.join(f"/{folder}", relation.get("Target", "")))[1:]
-        for relation in relations.iter(_RELATIONSHIP)
-    }
+    targets = {each.get("Id", ""): each.get("Target", "") for each in relations.iter(_RELATIONSHIP)}
+    return {id: posixpath.normpath(posixpath.join(f"/{folder}", name))[1:] for id, name in targets.items()}

@@ -1,14 +1,16 @@
-"""How a plain function of a world becomes a tool of the server."""
+"""How a plain function of a world becomes a tool of a server."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from pydantic import Field
 
 from system.tools.results import failure_line
@@ -34,15 +36,21 @@ def add_tool(server: MCPServer, root: Path, function: Callable[..., str]) -> Non
         argument.replace(annotation=_ARGUMENT_TYPES[argument.annotation])
         for argument in list(signature.parameters.values())[1:]
     ]
+    bound: Any = partial(_call, function, root)
+    bound.__name__ = function.__name__
+    bound.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": str}
+    bound.__signature__ = inspect.Signature(arguments, return_annotation=str)
+    description = inspect.getdoc(function) or ""
+    server.add_tool(bound, description=description.partition("\n")[0], structured_output=False)
 
-    async def tool(**given: Any) -> str:
-        try:
-            return function(root, **given)
-        except Exception as error:  # a damaged file can raise anything; the model reads it as one line
-            raise ToolError(failure_line(error, root)) from error
 
-    tool.__name__ = function.__name__
-    tool.__doc__ = (function.__doc__ or "").strip().split("\n")[0]
-    tool.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": str}
-    setattr(tool, "__signature__", inspect.Signature(arguments, return_annotation=str))
-    server.add_tool(tool, structured_output=False)
+def moved(tool: Tool, root: Path) -> Tool:
+    """Give the same tool for another world, without the cost of describing it anew."""
+    return tool.model_copy(update={"fn": partial(_call, tool.fn.args[0], root)})
+
+
+async def _call(function: Callable[..., str], root: Path, /, **given: Any) -> str:
+    try:
+        return function(root, **given)
+    except Exception as error:  # a damaged file can raise anything; the model reads it as one line
+        raise ToolError(failure_line(error, root)) from error

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, InputRequiredResult, TextContent
 from pydantic import ValidationError
 
 from system.tools import calendar, chat, code, documents, files, mail, pdfs, sheets, slides
+from system.tools.registration import moved
 from system.tools.results import one_line
 
 _TYPE_NAMES = {"string": "a string", "integer": "an integer"}
@@ -65,22 +69,30 @@ def build_server(root: Path) -> MCPServer:
     Args:
         root: The world folder; every path that a tool takes is relative to it.
     """
-    guard = logging.NullHandler()  # with a handler in place the SDK does not install its own on the root logger
+    with _logging_untouched():
+        return OfficeServer("office", log_level="ERROR", tools=[moved(tool, root) for tool in _tools()])
+
+
+@cache
+def _tools() -> list[Tool]:
+    """Describe every tool once; this takes fifteen times as long as the rest of a server."""
+    with _logging_untouched():
+        server = MCPServer("office", log_level="ERROR")
+    for module in (files, sheets, pdfs, slides, documents, mail, chat, calendar, code):
+        module.register(server, Path("."))
+    return server._tool_manager.list_tools()
+
+
+@contextmanager
+def _logging_untouched() -> Iterator[None]:
+    """Keep the SDK from putting its own handler on the root logger, which it does where there is none."""
+    guard = logging.NullHandler()
     logging.root.addHandler(guard)
     try:
-        server = OfficeServer("office", log_level="ERROR")
+        yield
     finally:
         logging.root.removeHandler(guard)
-    for module in (files, sheets, pdfs, slides, documents, mail, chat, calendar, code):
-        module.register(server, root)
-    return server
 
 
-def tool_lines(server: MCPServer) -> list[str]:
-    """Say each tool of a server in one line, `read_sheet(path, find, range, sheet)`, for the system prompt."""
-    tools = server._tool_manager.list_tools()
-    return [f"{tool.name}({', '.join(tool.parameters['properties'])})" for tool in tools]
-
-
-TOOL_LINES: list[str] = tool_lines(build_server(Path(".")))
-"""One line a tool, as the server itself lists them."""
+TOOL_LINES: list[str] = [f"{tool.name}({', '.join(tool.parameters['properties'])})" for tool in _tools()]
+"""Each tool as the server has it, `read_sheet(path, find, range, sheet)`: lines for the system prompt."""

@@ -7,28 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mcp.server import MCPServer
-from openpyxl.utils.cell import get_column_letter, range_boundaries
+from openpyxl.utils.cell import get_column_letter
 
-from system.tools.formulas import Place
+from system.tools.formulas import LAST_COLUMN, LAST_ROW, Place, bounds
 from system.tools.paths import existing_file
 from system.tools.registration import add_tool
 from system.tools.results import joined, matches
 from system.tools.workbook import Cell, Workbook
 
 _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
-_BOUNDS = (1, 1, 16_384, 1_048_576)
+_ALL = (1, 1, LAST_COLUMN, LAST_ROW)
 
 
 def read_sheet(root: Path, path: str, find: str = "", range: str = "", sheet: str = "") -> str:
-    """Read rows of an xlsx file."""
+    """Read rows of an xlsx file; find keeps rows that contain a text, range is like A1:B4.
+
+    Without a sheet, `find` looks through all sheets and anything else reads the first one.
+    """
     file = existing_file(root, path, ".xlsx")
-    bounds = _bounds(range)
+    window = bounds(range.strip().upper()) if range.strip() else _ALL
     with Workbook(file) as workbook:
-        if sheet or range:
-            names = [_sheet(workbook, path, sheet)]
+        if find and not (sheet or range):
+            names = workbook.sheets
         else:
-            names = workbook.sheets if find else workbook.sheets[:1]
-        lines = [line for name in names for line in _lines(workbook, name, bounds, find)]
+            names = [_sheet(workbook, path, sheet)]
+        lines = [line for name in names for line in _lines(workbook, name, window, find)]
         others = workbook.sheets[1:] if not (sheet or range or find) else []
     if others:
         lines.append(f"other sheets: {', '.join(others)}")
@@ -36,20 +39,20 @@ def read_sheet(root: Path, path: str, find: str = "", range: str = "", sheet: st
 
 
 def edit_cell(root: Path, path: str, cell: str, value: str, sheet: str = "") -> str:
-    """Set a cell of an xlsx file; a value that starts with = is a formula."""
+    """Set a cell of an xlsx file, like B2, to a number, a text, or a formula that starts with =."""
     file = existing_file(root, path, ".xlsx")
     reference = cell.strip().replace("$", "").upper()
     if not _CELL.fullmatch(reference):
         raise ValueError(f"cell must be like B2, got {cell}")
-    _bounds(reference)
+    column, row, _, _ = bounds(reference)
     with Workbook(file) as workbook:
-        name = _sheet(workbook, path, sheet)
-        merged = workbook.merged(name, reference)
+        place = Place(_sheet(workbook, path, sheet), row, column)
+        merged = workbook.merged(place)
         if merged:
-            raise ValueError(f"{reference} lies inside the merged cells {merged}; edit {merged.split(':')[0]}")
-        before = workbook.cell(name, reference)
-        workbook.set(name, reference, value)
-        after = workbook.cell(name, reference)
+            raise ValueError(f"{reference} lies inside merged cells; edit {merged.split(':')[0]}")
+        before = workbook.cell(place)
+        workbook.set(place, value)
+        after = workbook.cell(place)
         workbook.save()
     return f"{reference}: {before} -> {after}"
 
@@ -57,35 +60,21 @@ def edit_cell(root: Path, path: str, cell: str, value: str, sheet: str = "") -> 
 def workbook_lines(file: Path) -> list[str]:
     """Give every row of every sheet, one a line."""
     with Workbook(file) as workbook:
-        return [line for name in workbook.sheets for line in _lines(workbook, name, _BOUNDS, "")]
+        return [line for name in workbook.sheets for line in _lines(workbook, name, _ALL, "")]
 
 
-def _lines(workbook: Workbook, sheet: str, bounds: tuple[int, int, int, int], find: str) -> Iterator[str]:
+def _lines(workbook: Workbook, sheet: str, window: tuple[int, int, int, int], find: str) -> Iterator[str]:
     """Yield the matching rows; rows of any sheet but the first begin with its name."""
-    left, top, right, bottom = bounds
+    left, top, right, bottom = window
     prefix = "" if sheet == workbook.sheets[0] else f"{sheet}!"
     for row in workbook.rows(sheet):
-        shown = [(at, cell) for at, cell in row if left <= at.column <= right and top <= at.row <= bottom]
-        if shown and any(matches(find, str(cell)) for _, cell in shown):
-            yield prefix + " | ".join(_labelled(at, cell) for at, cell in shown)
+        inside = [(at, cell) for at, cell in row if left <= at.column <= right and top <= at.row <= bottom]
+        if inside and any(matches(find, str(cell)) for _, cell in inside):
+            yield prefix + " | ".join(_labelled(at, cell) for at, cell in inside)
 
 
 def _labelled(at: Place, cell: Cell) -> str:
     return f"{get_column_letter(at.column)}{at.row}: {cell}"
-
-
-def _bounds(range: str) -> tuple[int, int, int, int]:
-    """Read a range like A1:B4, B2, A:B or 2:4 as left, top, right, bottom."""
-    if not range.strip():
-        return _BOUNDS
-    try:
-        found = range_boundaries(range.strip().upper())
-    except (ValueError, TypeError):
-        raise ValueError(f"range must be like A1:B4, got {range}") from None
-    left, top, right, bottom = (bound or limit for bound, limit in zip(found, _BOUNDS, strict=True))
-    if left > right or top > bottom or right > _BOUNDS[2] or bottom > _BOUNDS[3]:
-        raise ValueError(f"range must be like A1:B4, got {range}")
-    return left, top, right, bottom
 
 
 def _sheet(workbook: Workbook, path: str, sheet: str) -> str:

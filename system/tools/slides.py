@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
-from lxml import etree
 from mcp.server import MCPServer
 
-from system.tools.parts import parse_part, related_parts
+from system.tools.parts import Element, parse_part, related_parts
 from system.tools.paths import existing_file
 from system.tools.registration import add_tool
 from system.tools.results import joined, matches, one_line
@@ -19,7 +18,7 @@ _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationship
 
 
 def read_slides(root: Path, path: str, find: str = "") -> str:
-    """Read the slides of a pptx file."""
+    """Read the text of a pptx file; find keeps lines that contain a text."""
     lines = slide_lines(existing_file(root, path, ".pptx"))
     return joined((line for line in lines if matches(find, line)), rest="narrow with find")
 
@@ -36,7 +35,7 @@ def slide_lines(file: Path) -> list[str]:
     return [f"slide {number}: {text}" for number, slide in enumerate(slides, 1) for text in _texts(slide)]
 
 
-def _texts(slide: etree._Element) -> list[str]:
+def _texts(slide: Element) -> list[str]:
     texts = []
     for element in slide.iter(f"{_DRAWING}p", f"{_DRAWING}tr"):
         if element.tag == f"{_DRAWING}tr":
@@ -47,7 +46,7 @@ def _texts(slide: etree._Element) -> list[str]:
     return [text for text in texts if text]
 
 
-def _text(element: etree._Element) -> str:
+def _text(element: Element) -> str:
     words = []
     for part in element.iter(f"{_DRAWING}t", f"{_DRAWING}br", f"{_DRAWING}p"):
         words.append(part.text or "" if part.tag == f"{_DRAWING}t" else " ")

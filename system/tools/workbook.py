@@ -1,25 +1,28 @@
-"""An xlsx file, read and changed in place: only the cells concerned change, every other part keeps its bytes."""
+"""An xlsx file, read and changed in place: the cells concerned change, every other part keeps its bytes."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterator
+from datetime import datetime, time, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from lxml import etree
+from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]  # a compiled module without stubs
 from openpyxl.formula.translate import Translator
 from openpyxl.styles.numbers import BUILTIN_FORMATS, is_date_format
-from openpyxl.utils.cell import coordinate_from_string, column_index_from_string, get_column_letter
+from openpyxl.utils.cell import column_index_from_string, get_column_letter
 from openpyxl.utils.datetime import MAC_EPOCH, WINDOWS_EPOCH, from_excel
 
-from system.tools.formulas import NotComputable, Place, Value, areas, evaluate
-from system.tools.parts import parse_part, related_parts
+from system.tools.formulas import Place, Value, bounds, check_formula
+from system.tools.parts import Element, parse_part, related_parts
+from system.tools.recalculation import Content, recalculated
+from system.tools.results import one_line
 
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}"
@@ -27,45 +30,53 @@ _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _CALC_CHAIN = "xl/calcChain.xml"
 
+Shown = Value | datetime | time | timedelta
+"""What a cell holds, as a person sees it."""
+
 
 class Cell(NamedTuple):
-    """A cell as read: `Cell(9120.0, "=SUM(B2:B6)")`; a formula with value None is stale."""
+    """A cell as read: `Cell(9120.0, "=SUM(B2:B6)")`; a formula whose value is None is stale."""
 
-    value: Value | datetime
-    formula: str | None
+    value: Shown = None
+    formula: str | None = None
 
     def __str__(self) -> str:
         if self.formula is None:
-            return show(self.value)
-        return f"stale ({self.formula})" if self.value is None else f"{show(self.value)} ({self.formula})"
+            return shown(self.value)
+        return f"stale ({self.formula})" if self.value is None else f"{shown(self.value)} ({self.formula})"
 
 
-def show(value: Value | datetime) -> str:
+def shown(value: Shown) -> str:
     """Show a value in one line: integers without .0, at most 15 digits, dates as 2026-03-02 or with 09:00."""
+    if value is None:
+        return "empty"
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
-    if isinstance(value, int | float):
-        return str(int(value)) if value == int(value) and abs(value) < 1e15 else f"{value:.15g}"
+    if isinstance(value, float | int):
+        return _digits(value) if float(value).is_integer() else f"{value:.15g}"
     if isinstance(value, datetime):
-        return value.strftime("%Y-%m-%d" if value.time() == datetime.min.time() else "%Y-%m-%d %H:%M")
-    return " ".join(str(value).split()) if value is not None else "empty"
+        return value.strftime("%Y-%m-%d" if value.time() == time() else "%Y-%m-%d %H:%M")
+    return one_line(str(value))
 
 
 class Workbook:
-    """The sheets of one xlsx file; parts are parsed when first needed."""
+    """The worksheets of one xlsx file; a part is parsed when it is first needed."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._changed: set[str] = set()
-        self._trees: dict[str, etree._Element] = {}
+        self._dropped: set[str] = set()
+        self._trees: dict[str, Element] = {}
         self._archive = ZipFile(file)
         self._book = self._part("xl/workbook.xml")
         targets = related_parts(self._archive, "xl/workbook.xml")
-        self._parts = {
-            entry.get("name", ""): targets[entry.get(f"{_RELATION}id", "")]
+        named = {
+            entry.get("name", ""): targets.get(entry.get(f"{_RELATION}id", ""), "")
             for entry in self._book.iter(f"{_MAIN}sheet")
-            if "/worksheets/" in f"/{targets[entry.get(f'{_RELATION}id', '')]}"
         }
+        self._parts = {name: part for name, part in named.items() if "worksheets/" in part}
+        if not self._parts:
+            raise ValueError(f"{file.name} has no worksheet")
 
     def __enter__(self) -> Workbook:
         return self
@@ -79,68 +90,68 @@ class Workbook:
         return list(self._parts)
 
     def rows(self, sheet: str) -> Iterator[list[tuple[Place, Cell]]]:
-        """Yield the rows of a sheet; only cells that hold something, only rows that have some."""
+        """Yield the rows of a sheet: only cells that hold something, only rows that have some."""
         shared: dict[str, tuple[str, str]] = {}
-        row_number = 0
-        for row in self._sheet(sheet).iter(f"{_MAIN}row"):
-            row_number = int(row.get("r", row_number + 1))
+        number = 0
+        for row in self._tree(sheet).iter(f"{_MAIN}row"):
+            number = int(row.get("r", number + 1))
             column = 0
             cells = []
             for element in row.iterchildren(f"{_MAIN}c"):
-                reference = element.get("r")
-                column = _place(sheet, reference).column if reference else column + 1
-                cell = self._cell(element, f"{get_column_letter(column)}{row_number}", shared)
-                if cell.value is not None or cell.formula is not None:
-                    cells.append((Place(sheet, row_number, column), cell))
+                column = _column(element) or column + 1
+                formula = _formula(element, f"{get_column_letter(column)}{number}", shared)
+                cell = Cell(self._value(element), formula)
+                if cell != Cell():
+                    cells.append((Place(sheet, number, column), cell))
             if cells:
                 yield cells
 
-    def cell(self, sheet: str, reference: str) -> Cell:
+    def cell(self, place: Place) -> Cell:
         """Read one cell."""
-        place = _place(sheet, reference)
-        return next((cell for row in self.rows(sheet) for at, cell in row if at == place), Cell(None, None))
+        found = (cell for row in self.rows(place.sheet) for at, cell in row if at == place)
+        return next(found, Cell())
 
-    def merged(self, sheet: str, reference: str) -> str | None:
-        """Name the merged range whose inside, but not its first cell, the reference is; None if it is free."""
-        from openpyxl.utils.cell import range_boundaries
-
-        place = _place(sheet, reference)
-        for element in self._sheet(sheet).iter(f"{_MAIN}mergeCell"):
-            name = element.get("ref", "")
-            left, top, right, bottom = (int(bound or 0) for bound in range_boundaries(name))
+    def merged(self, place: Place) -> str | None:
+        """Name the merged range that hides the cell; None if it is free, or the first of its range."""
+        for element in self._tree(place.sheet).iter(f"{_MAIN}mergeCell"):
+            left, top, right, bottom = bounds(element.get("ref", ""))
             inside = left <= place.column <= right and top <= place.row <= bottom
             if inside and (place.row, place.column) != (top, left):
-                return name
+                return element.get("ref")
         return None
 
-    def set(self, sheet: str, reference: str, text: str) -> None:
+    def set(self, place: Place, text: str) -> None:
         """Write a cell, then compute what depends on it; what we cannot compute loses its value.
 
         Args:
-            sheet: Name of the sheet.
-            reference: The cell, like B2.
+            place: The cell.
             text: A formula if it starts with `=`, a number if it reads as one, nothing if empty, else text.
+
+        Raises:
+            ValueError: A formula with a broken bracket or quote; a cell of an array formula.
         """
-        element = self._element(sheet, reference)
-        self._separate_shared(sheet, element)
+        is_formula = text.startswith("=") and len(text) > 1
+        if is_formula:
+            check_formula(text)
+        element = self._element(place)
         had_formula = element.find(f"{_MAIN}f") is not None
+        self._separate_shared(place.sheet, element)
         for child in list(element):
             element.remove(child)
         element.attrib.pop("t", None)
-        if text.startswith("=") and len(text) > 1:
+        if is_formula:
             etree.SubElement(element, f"{_MAIN}f").text = text[1:]
-        elif _NUMBER.fullmatch(text):
-            etree.SubElement(element, f"{_MAIN}v").text = show(float(text)) if "." in text else str(int(float(text)))
+        elif _NUMBER.fullmatch(text.strip()) and math.isfinite(float(text)):
+            etree.SubElement(element, f"{_MAIN}v").text = _digits(float(text))
         elif text:
             element.set("t", "inlineStr")
             holder = etree.SubElement(etree.SubElement(element, f"{_MAIN}is"), f"{_MAIN}t")
             holder.text = text
-            if text != text.strip():
-                holder.set(_SPACE, "preserve")
-        self._changed.add(self._parts[sheet])
-        if had_formula and element.find(f"{_MAIN}f") is None:
+            holder.set(_SPACE, "preserve")
+        self._changed.add(self._parts[place.sheet])
+        if had_formula and not is_formula:
             self._drop_calc_chain()
-        self._recalculate(_place(sheet, reference))
+        self._recalculate(place)
 
     def save(self) -> None:
         """Write the file anew: changed parts from their trees, every other part as it was."""
@@ -148,24 +159,24 @@ class Workbook:
         try:
             with ZipFile(temporary, "w", ZIP_DEFLATED) as target:
                 for info in self._archive.infolist():
-                    if info.filename == _CALC_CHAIN and _CALC_CHAIN in self._changed:
-                        continue
-                    data = self._archive.read(info)
                     if info.filename in self._changed:
                         tree = self._trees[info.filename]
                         data = etree.tostring(tree, xml_declaration=True, encoding="UTF-8", standalone=True)
-                    target.writestr(info, data)
+                    else:
+                        data = self._archive.read(info)
+                    if info.filename not in self._dropped:
+                        target.writestr(info, data)
             shutil.copymode(self.file, temporary)
             os.replace(temporary, self.file)
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _part(self, name: str) -> etree._Element:
+    def _part(self, name: str) -> Element:
         if name not in self._trees:
             self._trees[name] = parse_part(self._archive, name)
         return self._trees[name]
 
-    def _sheet(self, sheet: str) -> etree._Element:
+    def _tree(self, sheet: str) -> Element:
         return self._part(self._parts[sheet])
 
     @cached_property
@@ -176,7 +187,7 @@ class Workbook:
 
     @cached_property
     def _date_styles(self) -> set[str]:
-        """Numbers of the cell styles that show a date."""
+        """Numbers of the cell styles that show a date or a time."""
         if "xl/styles.xml" not in self._archive.NameToInfo:
             return set()
         styles = self._part("xl/styles.xml")
@@ -184,10 +195,8 @@ class Workbook:
         for element in styles.iter(f"{_MAIN}numFmt"):
             formats[int(element.get("numFmtId", "0"))] = element.get("formatCode", "")
         cell_styles = styles.find(f"{_MAIN}cellXfs")
-        if cell_styles is None:
-            return set()
-        numbers = [int(style.get("numFmtId", "0")) for style in cell_styles]
-        return {str(index) for index, number in enumerate(numbers) if is_date_format(formats.get(number))}
+        codes = [] if cell_styles is None else [formats.get(int(s.get("numFmtId", "0"))) for s in cell_styles]
+        return {str(index) for index, code in enumerate(codes) if code and is_date_format(code)}
 
     @cached_property
     def _epoch(self) -> datetime:
@@ -195,16 +204,11 @@ class Workbook:
         from_1904 = properties is not None and properties.get("date1904") in ("1", "true")
         return MAC_EPOCH if from_1904 else WINDOWS_EPOCH
 
-    def _cell(self, element: etree._Element, reference: str, shared: dict[str, tuple[str, str]]) -> Cell:
-        formula = element.find(f"{_MAIN}f")
-        text = None if formula is None else _formula_text(formula, reference, shared)
-        return Cell(self._value(element), text)
-
-    def _value(self, element: etree._Element) -> Value | datetime:
+    def _value(self, element: Element) -> Shown:
         kind = element.get("t", "n")
         if kind == "inlineStr":
             holder = element.find(f"{_MAIN}is")
-            return _string(holder) if holder is not None else None
+            return None if holder is None else _string(holder)
         content = element.findtext(f"{_MAIN}v")
         if content is None or (content == "" and kind != "str"):
             return None
@@ -212,39 +216,50 @@ class Workbook:
             return self._strings[int(content)]
         if kind == "b":
             return content in ("1", "true")
-        if kind == "n":
-            number = float(content)
-            if element.get("s") in self._date_styles and element.get("s") is not None:
-                date = from_excel(number, self._epoch)
-                return date if isinstance(date, datetime) else str(date)
+        if kind != "n":
+            return content
+        number = float(content)
+        if element.get("s", "0") not in self._date_styles:
             return number
-        return content
+        try:
+            return from_excel(number, self._epoch)
+        except (ValueError, OverflowError):  # a number that is no date although its style says so
+            return number
 
-    def _element(self, sheet: str, reference: str) -> etree._Element:
-        """Find a cell's element, making row and cell in their place where they are missing."""
-        place = _place(sheet, reference)
-        data = self._sheet(sheet).find(f"{_MAIN}sheetData")
+    def _element(self, place: Place) -> Element:
+        """Find the element of a cell; row and cell are made where they are missing."""
+        data = self._tree(place.sheet).find(f"{_MAIN}sheetData")
         if data is None:
-            raise ValueError(f"sheet {sheet} has no cells")
-        row = _child(data, "row", str(place.row), lambda element: int(element.get("r", "0")) - place.row)
-        cell = _child(row, "c", reference, lambda element: _place(sheet, element.get("r", "")).column - place.column)
+            raise ValueError(f"sheet {place.sheet} has no cells")
+        row, _ = _child(data, "row", str(place.row), place.row, _row)
+        reference = f"{get_column_letter(place.column)}{place.row}"
+        cell, made = _child(row, "c", reference, place.column, _column)
+        if made:
+            row.attrib.pop("spans", None)
+            self._extend_dimension(place)
         return cell
 
-    def _separate_shared(self, sheet: str, element: etree._Element) -> None:
-        """Write shared formulas of a sheet out in full if the cell to change is the one that holds the text."""
+    def _extend_dimension(self, place: Place) -> None:
+        dimension = self._tree(place.sheet).find(f"{_MAIN}dimension")
+        if dimension is not None:
+            left, top, right, bottom = bounds(dimension.get("ref", "A1"))
+            first = f"{get_column_letter(min(left, place.column))}{min(top, place.row)}"
+            last = f"{get_column_letter(max(right, place.column))}{max(bottom, place.row)}"
+            dimension.set("ref", first if first == last else f"{first}:{last}")
+
+    def _separate_shared(self, sheet: str, element: Element) -> None:
+        """Write the formulas that share their text with this cell out in full, so that it can go."""
         formula = element.find(f"{_MAIN}f")
-        if formula is None or formula.get("t") not in ("shared", "array"):
+        if formula is not None and formula.get("t") in ("array", "dataTable"):
+            raise ValueError(f"{element.get('r')} holds an array formula, which can not be edited here")
+        if formula is None or formula.get("t") != "shared":
             return
-        if formula.get("t") == "array":
-            raise ValueError(f"{element.get('r')} is part of an array formula")
         shared: dict[str, tuple[str, str]] = {}
-        for other in self._sheet(sheet).iter(f"{_MAIN}c"):
+        index = formula.get("si")
+        for other in self._tree(sheet).iter(f"{_MAIN}c"):
+            text = _formula(other, other.get("r", ""), shared)
             own = other.find(f"{_MAIN}f")
-            if own is None or own.get("t") != "shared":
-                continue
-            index = own.get("si")
-            text = _formula_text(own, other.get("r", ""), shared)
-            if index == formula.get("si"):
+            if own is not None and own.get("t") == "shared" and own.get("si") == index and text:
                 own.attrib.clear()
                 own.text = text[1:]
 
@@ -257,21 +272,20 @@ class Workbook:
                 if (element.get("PartName") or element.get("Target") or "").endswith("calcChain.xml"):
                     self._part(name).remove(element)
             self._changed.add(name)
-        self._changed.add(_CALC_CHAIN)
+        self._dropped.add(_CALC_CHAIN)
 
     def _recalculate(self, edited: Place) -> None:
-        cells = {place: cell for sheet in self.sheets for row in self.rows(sheet) for place, cell in row}
-        recalculated = _recalculated(cells, edited)
-        for place, value in recalculated.items():
-            element = self._element(place.sheet, f"{get_column_letter(place.column)}{place.row}")
-            content = element.find(f"{_MAIN}v")
-            if content is not None:
+        cells = {at: _content(cell) for sheet in self.sheets for row in self.rows(sheet) for at, cell in row}
+        new = recalculated(cells, edited, self.sheets)
+        for place, value in new.items():
+            element = self._element(place)
+            for content in element.findall(f"{_MAIN}v"):
                 element.remove(content)
             element.attrib.pop("t", None)
             if value is not None:
-                etree.SubElement(element, f"{_MAIN}v").text = repr(value).removesuffix(".0")
+                etree.SubElement(element, f"{_MAIN}v").text = _digits(value)
             self._changed.add(self._parts[place.sheet])
-        if None in recalculated.values():
+        if None in new.values():
             self._calculate_on_load()
 
     def _calculate_on_load(self) -> None:
@@ -282,88 +296,59 @@ class Workbook:
             self._changed.add("xl/workbook.xml")
 
 
-def _recalculated(cells: dict[Place, Cell], edited: Place) -> dict[Place, float | None]:
-    """Give new values of all formulas that depend on the edited cell; None is stale."""
-    sources = {place: areas(cell.formula, place.sheet) for place, cell in cells.items() if cell.formula}
-    stale = {edited}
-    grown = True
-    while grown:
-        more = {
-            place
-            for place, read in sources.items()
-            if place not in stale and (read is None or any(area.contains(at) for area in read for at in stale))
-        }
-        stale |= more
-        grown = bool(more)
-    values: dict[Place, float | None] = {}
-    running: set[Place] = set()
-
-    def value_of(place: Place) -> Value:
-        cell = cells.get(place, Cell(None, None))
-        if cell.formula is None or place not in stale:
-            if isinstance(cell.value, datetime) or (cell.formula is not None and cell.value is None):
-                raise NotComputable("date or stale cell")
-            return cell.value
-        if place in running:
-            raise NotComputable("circular")
-        if place not in values:
-            running.add(place)
-            try:
-                values[place] = evaluate(cell.formula, place.sheet, value_of)
-            except NotComputable:
-                values[place] = None
-            running.discard(place)
-        result = values[place]
-        if result is None:
-            raise NotComputable("stale cell")
-        return result
-
-    for place in sorted(stale & sources.keys()):
-        try:
-            value_of(place)
-        except NotComputable:
-            values.setdefault(place, None)
-    return values
+def _content(cell: Cell) -> Content:
+    if isinstance(cell.value, datetime | time | timedelta):
+        return Content(None, cell.formula, usable=False)
+    return Content(cell.value, cell.formula)
 
 
-def _formula_text(formula: etree._Element, reference: str, shared: dict[str, tuple[str, str]]) -> str:
+def _digits(number: float) -> str:
+    """Write a number so that it reads back the same, integers without .0."""
+    return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else repr(number)
+
+
+def _formula(element: Element, reference: str, shared: dict[str, tuple[str, str]]) -> str | None:
+    """Tell the formula of a cell; one that shares its text with an earlier cell is translated from there."""
+    formula = element.find(f"{_MAIN}f")
+    if formula is None:
+        return None
     text = f"={formula.text or ''}"
     if formula.get("t") != "shared":
         return text
     index = formula.get("si", "")
     if formula.text:
         shared[index] = (text, reference)
-        return text
-    if index not in shared:
-        return text
-    origin_text, origin = shared[index]
+    origin_text, origin = shared.get(index, (text, reference))
     return str(Translator(origin_text, origin).translate_formula(reference))
 
 
-def _string(holder: etree._Element) -> str:
-    """The text of a string, runs joined, phonetic hints left out."""
-    return "".join(
-        part.text or "" for part in holder.iter(f"{_MAIN}t") if part.getparent().tag != f"{_MAIN}rPh"  # type: ignore[union-attr]
-    )
+def _string(holder: Element) -> str:
+    """The text of a string: its runs joined, phonetic hints left out."""
+    hints = {text for hint in holder.iter(f"{_MAIN}rPh") for text in hint.iter(f"{_MAIN}t")}
+    return "".join(text.text or "" for text in holder.iter(f"{_MAIN}t") if text not in hints)
 
 
-def _place(sheet: str, reference: str) -> Place:
-    letters, row = coordinate_from_string(reference)
-    return Place(sheet, row, column_index_from_string(letters))
+def _row(element: Element) -> int:
+    return int(element.get("r", "0"))
 
 
-def _child(parent: etree._Element, name: str, reference: str, distance) -> etree._Element:  # type: ignore[no-untyped-def]
-    """Find or make the child at distance 0 among children sorted by distance."""
-    index = 0
-    for index, child in enumerate(parent):
-        if child.tag != f"{_MAIN}{name}":
-            continue
-        if distance(child) == 0:
-            return child
-        if distance(child) > 0:
+def _column(element: Element) -> int:
+    """The column of a cell's element; 0 if it does not say."""
+    letters = element.get("r", "").rstrip("0123456789")
+    return column_index_from_string(letters) if letters else 0
+
+
+def _child(
+    parent: Element, name: str, reference: str, number: int, number_of: Callable[[Element], int]
+) -> tuple[Element, bool]:
+    """Find the child with the number, or make it in its place; says whether it was made."""
+    place = 0
+    for place, child in enumerate(parent, 1):
+        if number_of(child) == number:
+            return child, False
+        if number_of(child) > number:
+            place -= 1
             break
-    else:
-        index = len(parent)
     made = etree.Element(f"{_MAIN}{name}", {"r": reference})
-    parent.insert(index, made)
-    return made
+    parent.insert(place, made)
+    return made, True

@@ -1,0 +1,96 @@
+"""What an edit changes: the formulas that depend on the cell, each computed after those it reads. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from system.tools.formulas import Area, NotComputable, Place, Value, areas, evaluate
+
+
+class Content(NamedTuple):
+    """What a cell holds: `Content(9120.0, "=SUM(B2:B6)")`.
+
+    A formula whose value is None is stale. A value that no formula can use (a date) has `usable` False.
+    """
+
+    value: Value
+    formula: str | None = None
+    usable: bool = True
+
+
+def recalculated(
+    cells: Mapping[Place, Content], edited: Place, sheets: Collection[str]
+) -> dict[Place, float | None]:
+    """Compute every formula that depends on the edited cell, itself included; None: not computable, stale.
+
+    A formula whose sources cannot be told from its text counts as dependent.
+
+    Args:
+        cells: Every cell of the workbook that holds something, with the edit made.
+        edited: The cell that changed.
+        sheets: Names of the sheets there are.
+    """
+    sources = {place: areas(cell.formula, place.sheet) for place, cell in cells.items() if cell.formula}
+    dependents = _dependents(sources, edited)
+    new: dict[Place, float | None] = {}
+
+    def content(place: Place) -> Value:
+        cell = cells[place]
+        value = new.get(place) if place in dependents else cell.value
+        if not cell.usable or (cell.formula is not None and value is None):
+            raise NotComputable(f"{place} has no usable value")
+        return value
+
+    def values(area: Area) -> Iterable[Value]:
+        if area.sheet not in sheets:
+            raise NotComputable(f"no sheet {area.sheet}")
+        if (area.left, area.top) == (area.right, area.bottom):
+            place = Place(area.sheet, area.top, area.left)
+            return [content(place)] if place in cells else []
+        return [content(place) for place in cells if area.contains(place)]
+
+    for place in _ordered(dependents):
+        formula = cells[place].formula
+        assert formula is not None
+        try:
+            value = evaluate(formula, place.sheet, values)
+            new[place] = value if math.isfinite(value) else None
+        except NotComputable:
+            new[place] = None
+    return new | {place: None for place in dependents.keys() - new.keys()}
+
+
+def _dependents(sources: Mapping[Place, list[Area] | None], edited: Place) -> dict[Place, set[Place]]:
+    """Map every formula that depends on the edited cell to the formulas among them that read it."""
+    found: dict[Place, set[Place]] = {
+        place: set() for place, read in sources.items() if place == edited or read is None
+    }
+    waiting = [edited, *(found.keys() - {edited})]
+    while waiting:
+        place = waiting.pop()
+        for reader, read in sources.items():
+            if read is not None and any(area.contains(place) for area in read):
+                if reader not in found:
+                    found[reader] = set()
+                    waiting.append(reader)
+                if place in found:
+                    found[place].add(reader)
+    return found
+
+
+def _ordered(readers: Mapping[Place, set[Place]]) -> Iterable[Place]:
+    """Yield the formulas so that each comes after those it reads; those in a circle are left out."""
+    open_sources = dict.fromkeys(readers, 0)
+    for reading in readers.values():
+        for reader in reading:
+            open_sources[reader] += 1
+    ready = [place for place, count in open_sources.items() if count == 0]
+    while ready:
+        place = ready.pop()
+        yield place
+        for reader in readers[place]:
+            open_sources[reader] -= 1
+            if open_sources[reader] == 0:
+                ready.append(reader)
