@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 from ..harness.chat import parse_completion
@@ -49,7 +49,7 @@ def demonstration(company: Company, task: Assignment, slip: Slip) -> list[Messag
 
 
 def draw_demonstration(
-    seed: int, *, split: Split, level_shares: dict[int, float], slip_rates: dict[str, float]
+    seed: int, *, split: Split, level_shares: Mapping[int, float], slip_rates: Mapping[str, float]
 ) -> tuple[Company, Assignment, list[Message]]:
     """A company, one task in it and a demonstration of it, from one seed; four seeds share a company.
 
@@ -70,7 +70,7 @@ def _company(seed: int, split: Split) -> Company:
     return make_company(seed, split=split)
 
 
-def carelessness(rng: random.Random, rates: dict[str, float]) -> Slip:
+def carelessness(rng: random.Random, rates: Mapping[str, float]) -> Slip:
     """A slip function that makes each kind of mistake with its own probability."""
     if not any(rates.values()):
         return careful

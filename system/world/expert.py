@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-SLIPS = ("skip_item", "guess_code", "wrong_entity", "drop_digit", "repeat", "bad_call")
+SLIPS: tuple[str, ...] = ("skip_item", "guess_code", "wrong_entity", "drop_digit", "repeat", "bad_call")
 """The mistakes of a careless expert: leaves an item out of the work; answers a sum with the number read last
 instead of adding; asks for another item's label; copies a value without its last digit; repeats a call;
 writes broken JSON."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 from .assignment import CALLS_OF_LEVEL, Assignment, draw_assignment
@@ -26,7 +27,7 @@ def generate(
     worlds: int,
     tasks: int,
     seed: int,
-    level_shares: dict[int, float] = LEVEL_SHARES,
+    level_shares: Mapping[int, float] = LEVEL_SHARES,
 ) -> list[Path]:
     """Writes `worlds` companies to `folder/worlds/<id>` and `tasks` tasks to `folder/tasks/<id>`.
 
@@ -59,7 +60,7 @@ def generate(
 
 
 def draw_assignments(
-    companies: list[Company], *, tasks: int, seed: int, level_shares: dict[int, float]
+    companies: list[Company], *, tasks: int, seed: int, level_shares: Mapping[int, float]
 ) -> list[tuple[int, Assignment]]:
     """Different assignments over the companies in turn, as (index of the company, assignment). Pure.
 
@@ -83,7 +84,7 @@ def draw_assignments(
     return drawn
 
 
-def _levels(count: int, shares: dict[int, float]) -> list[int]:
+def _levels(count: int, shares: Mapping[int, float]) -> list[int]:
     """Levels in proportion to their shares, by largest remainder."""
     total = sum(shares.values())
     if not set(shares) <= set(CALLS_OF_LEVEL) or not all(s >= 0 for s in shares.values()) or not total > 0:
