@@ -14,8 +14,8 @@ class FleetError(Exception):
 class Fleet(Protocol):
     """Starts trials and hands back one result for each; how many run at once is the caller's business.
 
-    A result is what the trial returned, with `trial_id` and `cpu_seconds["trial"]` added. A trial that raised, died or
-    was killed gives `{"trial_id", "outcome": {"kind": "system_error", "phase", "cause"}, "cpu_seconds"}`.
+    A result is what the trial returned, with `trial_id` and `cpu_seconds["trial"]` added. A trial that
+    raised, died or was killed has `"outcome": {"kind": "system_error", "phase": .., "cause": ..}` instead.
     """
 
     @property
@@ -32,7 +32,7 @@ class Fleet(Protocol):
         ...
 
     def cancel(self, trial_id: str) -> None:
-        """Kill a trial; its result comes with the outcome "cancelled". Nothing happens if it is not running."""
+        """Kill a trial; its result comes with the outcome "cancelled". Unknown ids have no effect."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The fleet of one machine: forks of a warm parent process, in which the office libraries are already loaded."""
+"""The fleet of one machine: forks of a warm parent process that has the office libraries loaded."""
 
 from __future__ import annotations
 
@@ -57,7 +57,12 @@ class LocalFleet:
         return frozenset(self._running)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Start a trial. Raises ValueError for a spec without trial_id or deadline_s, FleetError if no parent starts."""
+        """Start a trial.
+
+        Raises:
+            ValueError: the spec has no proper trial_id or deadline_s, or a trial of that id is running.
+            FleetError: the fleet is closed, or its parent process does not start again.
+        """
         trial_id, deadline_s = spec.get("trial_id"), spec.get("deadline_s")
         if not isinstance(trial_id, str) or not trial_id:
             raise ValueError(f"trial_id must be a text that is not empty, got {trial_id!r}")
@@ -138,7 +143,7 @@ class LocalFleet:
             raise FleetError(f"the fleet's parent process failed: {cause}")
 
     def _send(self, message: dict[str, Any]) -> None:
-        """Write a message; the answers that come meanwhile are taken in, so that neither side can block the other."""
+        """Write a message; take in what the parent says meanwhile, so that neither side blocks."""
         data = memoryview(json.dumps(message).encode() + b"\n")
         deadline = time.monotonic() + 30
         while data and self._parent is not None:

@@ -1,4 +1,4 @@
-"""What the parent of the trials loads once: the office libraries and every tool, used over MCP on a tiny world."""
+"""What the parent of the trials loads once: the office libraries and every tool, used on a tiny world."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import anyio
 import jinja2  # noqa: F401 - loaded here for the trials
 import tokenizers  # noqa: F401 - loaded here for the trials
 
+from system.sandbox import bubblewrap, process  # noqa: F401 - loaded here for the trials
 from system.sandbox.serve import open_client, serve_server
 from system.tools.server import build_server
 

@@ -1,7 +1,7 @@
-"""`python -m system.fleet.warm FD`: the parent of all trials of a machine. One thread, no torch, everything loaded.
+"""`python -m system.fleet.warm FD`: the parent of all trials of a machine. One thread, no torch, all loaded.
 
-It forks a process per trial, reads its result from a pipe, kills it when it is late, and ends with all of them when the
-driver ends, in whatever way the driver does.
+It forks a process per trial, reads its result from a pipe, kills it when it is late, and ends with all
+of them when the driver ends, in whatever way the driver does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Parent:
         driver: pid of the driver; its death ends this process too.
     """
 
-    def __init__(self, control: socket.socket, run: Trial, scratch: Path, grace_s: float, driver: int) -> None:
+    def __init__(
+        self, control: socket.socket, run: Trial, scratch: Path, grace_s: float, driver: int
+    ) -> None:
         self._control, self._run, self._scratch, self._grace_s = control, run, scratch, grace_s
         self._trials: dict[int, _Running] = {}
         self._incoming, self._outgoing = bytearray(), bytearray()

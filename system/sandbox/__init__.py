@@ -1,4 +1,4 @@
-"""A place where the tools of one trial run: a Protocol, its bubblewrap and process kinds, and the frozen world afterwards."""
+"""A place where the tools of one trial run: a Protocol, its kinds, and the frozen world afterwards."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 KINDS = ("auto", "bubblewrap", "process")
 
 Serve = Callable[[int, Path], None]
-"""Runs in the sandbox: serves on a connected socket (a descriptor) the tools over a world (a path) until it is closed."""
+"""Runs inside: serves the tools over a world (a path) on a connected socket (a descriptor) to its end."""
 
 
 class SandboxError(Exception):
@@ -49,15 +49,15 @@ class Limits:
     """What the tools of one trial may use. Example: `Limits(memory_bytes=2 << 30)`."""
 
     memory_bytes: int = 1 << 30
-    "Address space of each process."
+    "Address space of each process, above what the server has when it starts."
     processes: int = 64
-    "Processes and threads at once (not in force in the process sandbox)."
+    "Processes and threads at once (bubblewrap; for root 301 at least, and only from Linux 6.14)."
     file_bytes: int = 16 << 20
     "Size of one file."
     world_bytes: int = 64 << 20
-    "All that is written into the world (not in force in the process sandbox)."
+    "All that is written into the world (bubblewrap)."
     tmp_bytes: int = 64 << 20
-    "All that is written into /tmp (not in force in the process sandbox)."
+    "All that is written into /tmp, and into /dev/shm (bubblewrap)."
     start_s: float = 20.0
     "Deadline of the start."
     stop_s: float = 10.0
@@ -84,7 +84,7 @@ class Sandbox(Protocol):
         ...
 
     def freeze(self) -> FrozenWorld:
-        """Kill everything inside, confirm it, and give the world as it then is. Raises SandboxError("freeze")."""
+        """Kill everything inside, confirm it, give the world as it then is. Raises SandboxError("freeze")."""
         ...
 
     def close(self) -> None:
@@ -96,11 +96,13 @@ class Sandbox(Protocol):
     def __exit__(self, *exception: object) -> None: ...
 
 
-def open_sandbox(kind: str, world: Path, scratch: Path, serve: Serve, limits: Limits | None = None) -> Sandbox:
+def open_sandbox(
+    kind: str, world: Path, scratch: Path, serve: Serve, limits: Limits | None = None
+) -> Sandbox:
     """Start a tool server over a world in a sandbox.
 
-    Call it in a process made for one trial, while that has a single thread and before it reads anything that the
-    agent must not learn: the server is forked from it. The process enters a mount namespace of its own.
+    Call it in a process made for one trial, while that has a single thread and before it reads anything that
+    the agent must not learn: the server is forked from it. The process enters a mount namespace of its own.
 
     Args:
         kind: "bubblewrap" or "process".
@@ -124,12 +126,12 @@ def open_sandbox(kind: str, world: Path, scratch: Path, serve: Serve, limits: Li
 
 
 _ISOLATED = (
-    "sandbox bubblewrap: no network; the tools see the system libraries, the interpreter and their own copy of the "
-    "world; whatever a trial starts is killed with it"
+    "sandbox bubblewrap: no network; the tools see the system libraries, the interpreter and their own "
+    "view of the world; whatever a trial starts is killed with it"
 )
 _OPEN = (
-    "sandbox process{reason}: the tools run as this user, with network, and can read this user's files; memory and "
-    "file size are limited and processes killed with the trial; {remedy}"
+    "sandbox process{reason}: the tools run as this user, with network, and can read this user's files; "
+    "memory and file size are limited, and processes are killed with the trial; {remedy}"
 )
 
 
@@ -147,7 +149,8 @@ def choose_sandbox(kind: str) -> tuple[str, str]:
     if not fault:
         return "bubblewrap", _ISOLATED
     if kind == "bubblewrap":
-        raise SandboxError("start", f"bubblewrap does not work here: {fault}; {_remedy(fault)}, or use --sandbox process")
+        cause = f"bubblewrap does not work here: {fault}; {_remedy(fault)}, or use --sandbox process"
+        raise SandboxError("start", cause)
     return "process", _OPEN.format(reason=f" (bubblewrap does not work here: {fault})", remedy=_remedy(fault))
 
 
@@ -158,13 +161,18 @@ def _remedy(fault: str) -> str:
 
 
 def bubblewrap_fault() -> str:
-    """Start and end a bubblewrap sandbox over an empty world in a process of its own: "" if that worked, else why not."""
+    """Why a bubblewrap sandbox, tried over an empty world, did not work; "" if it did."""
     if not sys.platform.startswith("linux"):
         return f"bubblewrap not found on {sys.platform}"
     command = [sys.executable, "-m", "system.sandbox.probe"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, env=clean_environment()
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+            env=clean_environment(),
         )
     except subprocess.TimeoutExpired:
         return "the probe did not end within 60 s"
@@ -175,7 +183,7 @@ def bubblewrap_fault() -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Environment for the processes of this project: where the modules are and one thread each; nothing of the user's."""
+    """Environment of this project's processes: the modules, one thread each, nothing of the user's."""
     modules = [os.path.abspath(entry) for entry in sys.path]
     return {
         "PATH": os.environ.get("PATH", os.defpath),

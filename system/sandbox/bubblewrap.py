@@ -1,4 +1,4 @@
-"""The bubblewrap sandbox: bwrap makes the place and holds it, a fork of the trial process joins it and serves the tools."""
+"""The bubblewrap sandbox: bwrap makes a place and holds it, a fork of this process joins it and serves."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ROOT = Path("/world")
 
 _UID = 1000
 _HOLDER = ("/bin/sh", "-c", "echo; read end")
-"""What bwrap runs: says that the place is ready, then waits for the end of its input, which comes with the trial's."""
+"""What bwrap runs: says that the place is ready, then waits until this process closes its input."""
 
 
 class BubblewrapSandbox:
-    """No network, no host files but the system and the interpreter, an overlay over the world, one kill for all of it.
+    """No network, no host files but the system and the interpreter, an overlay on the world, one kill.
 
-    bwrap (a real one, with its mount policy) starts a shell that waits; the server is a fork of this process that
-    joins the shell's namespaces, so it costs no new interpreter. The diff lies on a size-limited tmpfs that is mounted
-    in this process's own mount namespace: nothing reaches the disk, and nothing outlives the process.
+    bwrap starts a shell that waits; the server is a fork of this process that joins the shell's namespaces,
+    so it costs no new interpreter. The diff lies on a size-limited tmpfs that is mounted in this process's
+    own mount namespace: nothing reaches the disk, and nothing outlives the process.
     """
 
     kind = "bubblewrap"
@@ -65,7 +65,7 @@ class BubblewrapSandbox:
         self._mount_world()
         child = self._start_bwrap(bwrap, deadline)
         self._init = os.pidfd_open(child)
-        self._start_server(child, serve)
+        self._start_server(child, serve, deadline)
 
     def _mount_world(self) -> None:
         """Upper, work and merged folder on one tmpfs, then the overlay."""
@@ -103,36 +103,35 @@ class BubblewrapSandbox:
             said = _read(ready, deadline)
             if not said:
                 cause = server_process.last_line(self._folder / "bwrap.log")
-                late = time.monotonic() >= deadline
-                raise SandboxError("start", cause or ("bwrap was not ready in time" if late else "bwrap ended at once"))
+                raise SandboxError("start", cause or "bwrap ended at once or was not ready in time")
             return json.loads(_read(info, deadline))["child-pid"]
         finally:
             os.close(ready)
             os.close(info)
 
-    def _start_server(self, child: int, serve: Serve) -> None:
-        places = {name: os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", *_JOINED)}
-        places["owner"] = kernel.owning_user_namespace(places["pid"])
-        log = os.open(self._folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    def _start_server(self, child: int, serve: Serve, deadline: float) -> None:
+        spaces = {
+            name: os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", *_JOINED)
+        }
+        spaces["owner"] = kernel.owning_user_namespace(spaces["pid"])
+        place = server_process.Place(
+            root=ROOT,
+            environment={**server_process.INSIDE, "HOME": "/tmp"},
+            enter=functools.partial(_join, spaces, self._limits.processes),
+            log=self._folder / "server.log",
+        )
         self._stream, there = socket.socketpair()
-        environment = {**server_process.INSIDE, "HOME": "/tmp"}
         try:
-            pid = _fork_into(places["pid"])
+            pid = _fork_into(spaces["pid"])
             if pid == 0:
-                server_process.become_server(
-                    there.fileno(),
-                    log,
-                    ROOT,
-                    serve,
-                    self._limits,
-                    functools.partial(_join, places, self._limits.processes),
-                    environment,
-                )
+                server_process.become_server(serve, there.fileno(), place, self._limits)
             self._server = pid
         finally:
             there.close()
-            for fd in (log, *places.values()):
+            for fd in spaces.values():
                 os.close(fd)
+        if not server_process.is_up(self._stream, deadline):
+            raise SandboxError("start", self.died() or "the tool server was not ready in time")
 
     def connect(self) -> socket.socket:
         """The stream to the tool server; can be taken once."""
@@ -147,7 +146,8 @@ class BubblewrapSandbox:
             self._server_exit = kernel.wait_exit(self._server, 0.0)
         if self._server_exit is None:
             return None
-        return f"exit {self._server_exit} {server_process.last_line(self._folder / 'server.log')}".strip()
+        said = server_process.last_line(self._folder / "server.log")
+        return f"tool server exit {self._server_exit} {said}".strip()
 
     def freeze(self) -> FrozenWorld:
         """Kill everything inside, confirm it, seal the diff."""
@@ -188,7 +188,7 @@ class BubblewrapSandbox:
         self.close()
 
     def _kill(self, phase: str) -> None:
-        """Kill the first process of the pid namespace; the kernel lets it go only after every other one in there.
+        """Kill the first process of the pid namespace; the kernel lets it go only after every other one.
 
         Waiting for that process is therefore waiting for all, whatever they forked and however they hid.
         """
@@ -218,16 +218,26 @@ class BubblewrapSandbox:
             self._hold = -1
 
 
-_JOINED = {"ipc": kernel.CLONE_NEWIPC, "uts": kernel.CLONE_NEWUTS, "net": kernel.CLONE_NEWNET, "mnt": kernel.CLONE_NEWNS}
+_JOINED = {
+    "ipc": kernel.CLONE_NEWIPC,
+    "uts": kernel.CLONE_NEWUTS,
+    "net": kernel.CLONE_NEWNET,
+    "mnt": kernel.CLONE_NEWNS,
+}
 
 
-def _join(places: dict[str, int], processes: int) -> None:
-    """Enter the namespaces of the place, its innermost user namespace last, and drop everything that this gives."""
-    kernel.setns(places["owner"], kernel.CLONE_NEWUSER)
+def _join(spaces: dict[str, int], processes: int) -> None:
+    """Enter the place's namespaces, its innermost user namespace last, and drop what entering them gives.
+
+    The kernel does not hold root to a number of processes; root limits the pids of the place instead.
+    """
+    if os.geteuid() == 0:
+        kernel.limit_pids(processes)
+    kernel.setns(spaces["owner"], kernel.CLONE_NEWUSER)
     for name, flag in _JOINED.items():
-        kernel.setns(places[name], flag)
-    if not os.path.sameopenfile(places["owner"], places["user"]):
-        kernel.setns(places["user"], kernel.CLONE_NEWUSER)
+        kernel.setns(spaces[name], flag)
+    if not os.path.sameopenfile(spaces["owner"], spaces["user"]):
+        kernel.setns(spaces["user"], kernel.CLONE_NEWUSER)
     resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
     kernel.drop_privileges()
     kernel.filter_system_calls()
@@ -236,8 +246,8 @@ def _join(places: dict[str, int], processes: int) -> None:
 def _fork_into(pid_namespace: int) -> int:
     """Fork a child that lives in a pid namespace: 0 in the child, its pid here.
 
-    root sets its own children's namespace for a moment. An ordinary user could not set it back, and without that could
-    start no thread any more: there a child in between does it, dies, and leaves the grandchild to us.
+    root sets its own children's namespace for a moment. An ordinary user could not set it back, and could
+    then start no thread: there a child in between does it, dies, and leaves the grandchild to this process.
     """
     own = os.open("/proc/self/ns/pid", os.O_RDONLY)
     try:
@@ -296,7 +306,7 @@ def _view(scratch_root: str, tmp_bytes: int) -> list[str]:
 
 @functools.cache
 def _system(scratch_root: str) -> tuple[str, ...]:
-    """The system's folders, the interpreter's, nothing of the user's, even where those lie inside the former."""
+    """The system's folders, the interpreter's, nothing of the user's, even where that lies in them."""
     shown: list[str] = []
     for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
         if os.path.islink(folder):
@@ -318,7 +328,8 @@ def _system(scratch_root: str) -> tuple[str, ...]:
 def _interpreter() -> Iterator[str]:
     """The interpreter's programs and libraries, its environment's, and every folder of installed packages."""
     prefixes = dict.fromkeys((sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix))
-    wanted = [os.path.join(prefix, part) for prefix in prefixes for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
+    parts = ("bin", "lib", "lib64", "pyvenv.cfg")
+    wanted = [os.path.join(prefix, part) for prefix in prefixes for part in parts]
     packages = [*site.getsitepackages(), site.getusersitepackages(), *sys.path]
     wanted += [path for path in packages if os.path.basename(path) in ("site-packages", "dist-packages")]
     seen: list[str] = ["/usr", "/lib", "/bin"]

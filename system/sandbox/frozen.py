@@ -16,7 +16,7 @@ _OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 class FrozenWorld:
     """The final files of a world, as a diff over the original or as a whole copy.
 
-    A symbolic link, device, pipe or socket that the agent made is never followed or opened: `path` gives None for it.
+    A symbolic link, device, pipe or socket that the agent made is never opened: `path` is None for it.
 
     Example: `FrozenWorld(lower=world, upper=diff).path("fees.xlsx")`.
 
@@ -35,7 +35,7 @@ class FrozenWorld:
             raise ValueError(f"exactly one of upper and root must be given, got {self.upper} and {self.root}")
 
     def path(self, rel: str) -> Path | None:
-        """Host path of a regular file of the final world, or None. Raises ValueError for a path that leaves the world."""
+        """Host path of a regular file of the final world, or None. ValueError for a path that leaves it."""
         found = self._find(_inside(rel))
         return found if found is not None and stat.S_ISREG(found.lstat().st_mode) else None
 
@@ -44,14 +44,14 @@ class FrozenWorld:
         return sorted(rel for rel, at in self._walk(PurePosixPath()) if stat.S_ISREG(at.lstat().st_mode))
 
     def changed(self) -> list[str]:
-        """Relative paths of what was added, removed or given other content, sorted; special files count as changed."""
+        """Relative paths of what was added, removed or given other content, sorted; special files count."""
         now = dict(self._walk(PurePosixPath()))
         before = dict(_walk_folder(self.lower, PurePosixPath()))
         differing = [rel for rel in now if rel in before and not _same(before[rel], now[rel])]
         return sorted([*(now.keys() ^ before.keys()), *differing])
 
     def _find(self, rel: PurePosixPath) -> Path | None:
-        """Where an entry of the final world lies on the host; None if it, or a real folder above it, is missing."""
+        """Where an entry of the final world lies; None if it, or a real folder above it, is missing."""
         if self.root is not None:
             return _descend(self.root, rel)
         assert self.upper is not None

@@ -1,7 +1,8 @@
-"""The process sandbox: a copy of the world and a forked server with limits. It ends what it started; it hides nothing."""
+"""The process sandbox: a copy of the world and a forked server with limits. It ends what it started, no more."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -29,39 +30,35 @@ class ProcessSandbox:
         self._folder = scratch.new_folder(scratch_root)
         self.root = self._folder / "world"
         try:
-            self._start(serve)
+            self._start(serve, time.monotonic() + limits.start_s)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise SandboxError("start", str(error)) from error
             raise
 
-    def _start(self, serve: Serve) -> None:
+    def _start(self, serve: Serve, deadline: float) -> None:
         shutil.copytree(self._world, self.root, symlinks=True, copy_function=_copy_writable)
         os.chmod(self.root, 0o700)
         temporary = self._folder / "tmp"
         temporary.mkdir()
         kernel.adopt_orphans()
         self._others = set(kernel.children())
-        log = os.open(self._folder / "server.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        place = server_process.Place(
+            root=self.root,
+            environment={**server_process.INSIDE, "HOME": f"{temporary}", "TMPDIR": f"{temporary}"},
+            enter=functools.partial(_enter, os.getpid()),
+            log=self._folder / "server.log",
+        )
         self._stream, there = socket.socketpair()
-        environment = {**server_process.INSIDE, "HOME": f"{temporary}", "TMPDIR": f"{temporary}"}
-        parent = os.getpid()
-
-        def enter() -> None:
-            if sys.platform == "linux":
-                kernel.die_with_parent(parent)
-                kernel.drop_privileges()
-
         try:
             self._server = os.fork()
             if self._server == 0:
-                server_process.become_server(
-                    there.fileno(), log, self.root, serve, self._limits, enter, environment
-                )
+                server_process.become_server(serve, there.fileno(), place, self._limits)
         finally:
             there.close()
-            os.close(log)
+        if not server_process.is_up(self._stream, deadline):
+            raise SandboxError("start", self.died() or "the tool server was not ready in time")
 
     def connect(self) -> socket.socket:
         """The stream to the tool server; can be taken once."""
@@ -75,7 +72,7 @@ class ProcessSandbox:
         self._reap_server()
         if self._server_exit is None:
             return None
-        return f"exit {self._server_exit} {server_process.last_line(self._folder / 'server.log')}".strip()
+        return f"tool server exit {self._server_exit} {server_process.last_line(self._folder / 'server.log')}".strip()
 
     def freeze(self) -> FrozenWorld:
         """Kill the server and everything that it left behind, and confirm it."""
@@ -111,7 +108,7 @@ class ProcessSandbox:
             self._server_exit = os.waitstatus_to_exitcode(status) if pid else None
 
     def _kill(self, phase: str) -> None:
-        """Kill the server's group, then, round after round, the orphans that fell to this process (on Linux)."""
+        """Kill the server's group, then, round after round, the orphans that fell to this process (Linux)."""
         if self._server <= 0:
             return
         deadline = time.monotonic() + self._limits.stop_s
@@ -129,6 +126,12 @@ class ProcessSandbox:
                 raise SandboxError(phase, f"processes do not die: {[self._server, *left]}")
             time.sleep(0.001)
         self._server = -1
+
+
+def _enter(parent: int) -> None:
+    if sys.platform == "linux":
+        kernel.die_with_parent(parent)
+        kernel.drop_privileges()
 
 
 def _kill_quietly(pid: int, *, group: bool) -> None:

@@ -1,4 +1,4 @@
-"""Folders of running trials, written down before they are made, so that what a killed run left can be removed."""
+"""Folders of running trials, written down before they are made, so that a killed run can be cleared away."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 
 from . import kernel
+
 
 def new_folder(root: Path) -> Path:
     """Make a folder below root for one sandbox of this process; its entry `<name>.json` is written first."""
@@ -33,7 +34,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def reap(root: Path) -> list[str]:
-    """Kill the processes and remove the mounts and folders of owners that are dead; what was removed, by name.
+    """Kill the processes and remove the mounts and folders of dead owners; the names of the folders.
 
     An entry written on another host is left alone: nothing can be known about its owner.
     """
@@ -90,7 +91,7 @@ def _start_time(pid: int) -> int:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes that work in a folder or have a path into it in their environment, as far as this user may look."""
+    """Processes that work in a folder or have a path into it in their environment, as far as we may look."""
     inside = os.fspath(folder) + "/"
     found = []
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else []:
@@ -127,7 +128,7 @@ def _mounts_below(folder: Path) -> list[Path]:
 
 
 def _open_up(function, path, _info) -> None:
-    """rmtree hook: overlay's work folder has no permissions, and an agent can take them from a folder of its own."""
+    """rmtree hook: overlay's work folder has no permissions, and an agent can take them from its own folders."""
     parent = os.path.dirname(path)
     for place in (parent, path):
         if os.path.isdir(place) and not os.path.islink(place):

@@ -1,4 +1,4 @@
-"""MCP over a byte stream: newline-delimited JSON-RPC, the server's end inside the sandbox and the client's end outside."""
+"""MCP over a byte stream: newline-delimited JSON-RPC, the server's end in the sandbox, the client's outside."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mcp.client._transport import TransportStreams
 from mcp.server import MCPServer
 from mcp.shared._context_streams import create_context_streams
 from mcp.shared.message import SessionMessage
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 MAX_LINE = 32 << 20
 """Longest message in bytes; a peer that sends more without a newline is cut off."""
@@ -39,8 +40,12 @@ async def serve_server(server: MCPServer[Any], sock: socket.socket) -> None:
 
 
 def open_client(sock: socket.socket, *, timeout_s: float) -> Client:
-    """An MCP client over a sandbox's stream; every request fails after timeout_s, and at once if the server dies."""
-    return Client(socket_client(sock), read_timeout_seconds=timeout_s, cache=None, mode="legacy")
+    """An MCP client over a sandbox's stream; a request fails after timeout_s, and at once if the server dies.
+
+    It speaks the newest protocol of the SDK without asking: both ends are the same installation.
+    """
+    newest = MODERN_PROTOCOL_VERSIONS[-1]
+    return Client(socket_client(sock), read_timeout_seconds=timeout_s, cache=None, mode=newest)
 
 
 @asynccontextmanager
@@ -60,7 +65,7 @@ async def socket_client(sock: socket.socket) -> AsyncIterator[TransportStreams]:
 
 
 async def _receive(stream: ByteStream, incoming) -> None:
-    """Lines to messages; the end of the stream ends the session, which wakes every waiting call with an error."""
+    """Lines to messages; the end of the stream ends the session, which fails every waiting call."""
     buffer = bytearray()
     async with incoming:
         try:

@@ -4,41 +4,66 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
+import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from . import Limits, Serve, kernel
 
-INSIDE = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+INSIDE = {
+    "PATH": "/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
 """Environment of the tools."""
 
+_UP = b"\n"
+_STREAM = 3
 
-def become_server(
-    fd: int, log: int, root: Path, serve: Serve, limits: Limits, enter: Callable[[], None], environment: dict[str, str]
-) -> NoReturn:
-    """Turn a fresh fork into the tool server; never returns.
 
-    Args:
-        fd: its end of the stream; every other descriptor but `log` is closed.
-        log: where stdout and stderr go.
-        enter: joins the sandbox; called before descriptors and limits are set.
-        environment: replaces the inherited one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a server runs. Example: `Place(root=Path("/world"), environment=INSIDE, enter=join, log=log)`."""
+
+    root: Path
+    "The world, as seen inside."
+    environment: dict[str, str]
+    "Replaces the inherited one."
+    enter: Callable[[], None]
+    "Joins the sandbox; called first, while the inherited descriptors are still open."
+    log: Path
+    "Where stdout and stderr go, as seen outside."
+
+
+def become_server(serve: Serve, stream: int, place: Place, limits: Limits) -> NoReturn:
+    """Turn a fresh fork into the tool server on its end of the stream; never returns.
+
+    Every other descriptor is closed: a host folder behind one would be a way out.
     """
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.setsid()
-        enter()
-        os.chdir(root)
-        fd = _keep_only(fd, log)
+        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        place.enter()
+        os.chdir(place.root)
+        _keep_only(stream)
         _limit(limits)
-        kernel.forget_environment(environment)
+        kernel.forget_environment(place.environment)
         kernel.hide_memory()
-        serve(fd, root)
+        os.write(_STREAM, _UP)
+        serve(_STREAM, place.root)
         status = 0
     except BaseException:  # noqa: BLE001 - the last frame of a forked process: the log is the only way out
         traceback.print_exc()
@@ -47,21 +72,27 @@ def become_server(
         os._exit(status)
 
 
-def _keep_only(fd: int, log: int) -> int:
-    """Standard descriptors to nothing and the log, the stream to 3, everything else closed; the stream's number."""
+def is_up(stream: socket.socket, deadline: float) -> bool:
+    """Whether the server at the other end has entered its place before the deadline (time.monotonic)."""
+    poller = select.poll()
+    poller.register(stream, select.POLLIN)
+    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        return False
+    return stream.recv(1) == _UP
+
+
+def _keep_only(stream: int) -> None:
+    """Input from nothing, the stream as descriptor 3, everything above closed."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    fd, log = (os.dup(d) if d < 4 else d for d in (fd, log))
     os.dup2(nothing, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.dup2(fd, 3, inheritable=False)
-    os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    return 3
+    if stream != _STREAM:
+        os.dup2(stream, _STREAM, inheritable=False)
+    os.closerange(_STREAM + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _limit(limits: Limits) -> None:
     wanted = {
-        resource.RLIMIT_AS: limits.memory_bytes,
+        resource.RLIMIT_AS: _address_space() + limits.memory_bytes,
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: 256,
@@ -72,8 +103,15 @@ def _limit(limits: Limits) -> None:
         resource.setrlimit(which, (value, value))
 
 
+def _address_space() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
 def last_line(log: Path) -> str:
-    """The last line that the server wrote, or ""."""
+    """The last line of a log, or ""."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - 4096))
