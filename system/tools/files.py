@@ -12,7 +12,7 @@ from system.tools.calendar import event_lines
 from system.tools.chat import message_lines
 from system.tools.documents import document_lines
 from system.tools.mail import mail_lines
-from system.tools.paths import READERS, entries, existing_file, inside, reader_hint
+from system.tools.paths import LARGEST_FILE, READERS, entries, existing_file, inside, reader_hint
 from system.tools.pdfs import piece_lines
 from system.tools.registration import add_tool
 from system.tools.results import cut, joined, matches, one_line
@@ -47,6 +47,8 @@ def write_file(root: Path, path: str, content: str) -> str:
     file = inside(root, path)
     if file.is_dir():
         raise ValueError(f"{path or '.'} is a folder")
+    if file.exists() and not file.is_file():  # a pipe would block for ever
+        raise ValueError(f"{path} is no ordinary file")
     if READERS.get(file.suffix.lower(), "read_file") != "read_file":
         raise ValueError(f"path must be a text file, got {path}")
     data = content.encode("utf-8")
@@ -63,6 +65,8 @@ def search_files(root: Path, query: str) -> str:
     unread: list[str] = []
     for file, name in _files_below(root):
         try:
+            if file.stat().st_size > LARGEST_FILE:
+                raise ValueError(f"{name} is too large")
             found += [f"{name}: {one_line(line)}" for line in _lines(file, name) if matches(query, line)]
         except Exception:  # noqa: BLE001  # one damaged file must not hide the others; it is named in the result
             unread.append(name)

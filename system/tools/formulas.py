@@ -38,6 +38,11 @@ class Area(NamedTuple):
     right: int
     bottom: int
 
+    @property
+    def is_cell(self) -> bool:
+        """Say whether the area is a single cell."""
+        return (self.left, self.top) == (self.right, self.bottom)
+
     def contains(self, place: Place) -> bool:
         """Say whether a cell lies in the area."""
         return (
@@ -179,7 +184,7 @@ class _Parser:
         area = _area(text, self.sheet)
         if area is None:
             return _number(text)
-        if (area.left, area.top) != (area.right, area.bottom):
+        if not area.is_cell:
             raise NotComputable("a range outside a function")
         return _number(next(iter(self.values(area)), 0.0))
 

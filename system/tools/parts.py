@@ -8,6 +8,9 @@ from zipfile import ZipFile
 
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]  # a compiled module without stubs
 
+LARGEST_PART = 50_000_000
+"""Bytes of a part beyond which it is not parsed."""
+
 Element: TypeAlias = Any
 """An element of lxml, which has no stubs."""
 
@@ -18,10 +21,12 @@ def parse_part(archive: ZipFile, name: str) -> Element:
     """Parse one part; entities are not expanded.
 
     Raises:
-        ValueError: The file lacks the part.
+        ValueError: The file lacks the part, or the part is too large.
     """
     if name not in archive.NameToInfo:
         raise ValueError(f"the file lacks {name}")
+    if archive.NameToInfo[name].file_size > LARGEST_PART:
+        raise ValueError(f"the file holds {name} of more than {LARGEST_PART // 1_000_000} MB")
     return etree.fromstring(archive.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
 
 

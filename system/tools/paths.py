@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+LARGEST_FILE = 20_000_000
+"""Bytes of a file beyond which no tool reads it."""
+
 NAMES_SHOWN = 20
 """How many names an error lists."""
 
@@ -40,6 +43,8 @@ def existing_file(root: Path, path: str, *suffixes: str) -> Path:
     if not resolved.is_file():
         folder = resolved.parent if resolved.parent.is_dir() else root.resolve()
         raise ValueError(f"no such file {path}; files here: {names_in(root, folder)}")
+    if resolved.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} is larger than {LARGEST_FILE // 1_000_000} MB; use run_code")
     if suffixes and resolved.suffix.lower() not in suffixes:
         raise ValueError(f"path must end with {' or '.join(suffixes)}, got {path}{reader_hint(resolved)}")
     return resolved

@@ -46,7 +46,7 @@ def recalculated(
     def values(area: Area) -> Iterable[Value]:
         if area.sheet not in sheets:
             raise NotComputable(f"no sheet {area.sheet}")
-        if (area.left, area.top) == (area.right, area.bottom):
+        if area.is_cell:
             place = Place(area.sheet, area.top, area.left)
             return [content(place)] if place in cells else []
         return [content(place) for place in cells if area.contains(place)]
@@ -67,16 +67,23 @@ def _dependents(sources: Mapping[Place, list[Area] | None], edited: Place) -> di
     found: dict[Place, set[Place]] = {
         place: set() for place, read in sources.items() if place == edited or read is None
     }
+    single: dict[Place, list[Place]] = {}
+    wide: list[tuple[Area, Place]] = []
+    for reader, read in sources.items():
+        for area in read or []:
+            if area.is_cell:
+                single.setdefault(Place(area.sheet, area.top, area.left), []).append(reader)
+            else:
+                wide.append((area, reader))
     waiting = [edited, *(found.keys() - {edited})]
     while waiting:
         place = waiting.pop()
-        for reader, read in sources.items():
-            if read is not None and any(area.contains(place) for area in read):
-                if reader not in found:
-                    found[reader] = set()
-                    waiting.append(reader)
-                if place in found:
-                    found[place].add(reader)
+        for reader in [*single.get(place, []), *(reader for area, reader in wide if area.contains(place))]:
+            if reader not in found:
+                found[reader] = set()
+                waiting.append(reader)
+            if place in found:
+                found[place].add(reader)
     return found
 
 

@@ -51,6 +51,12 @@ def moved(tool: Tool, root: Path) -> Tool:
 
 async def _call(function: Callable[..., str], root: Path, /, **given: Any) -> str:
     try:
-        return function(root, **given)
+        text = function(root, **given)
     except Exception as error:  # a damaged file can raise anything; the model reads it as one line
-        raise ToolError(failure_line(error, root)) from error
+        raise ToolError(_sendable(failure_line(error, root))) from error
+    return _sendable(text)
+
+
+def _sendable(text: str) -> str:
+    """Replace lone surrogates, which a file can bring in and JSON cannot carry out."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -13,7 +13,7 @@ from system.tools.formulas import LAST_COLUMN, LAST_ROW, Place, bounds
 from system.tools.paths import existing_file
 from system.tools.registration import add_tool
 from system.tools.results import joined, matches
-from system.tools.workbook import Cell, Workbook
+from system.tools.workbook import Cell, Workbook, shown
 
 _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
 _ALL = (1, 1, LAST_COLUMN, LAST_ROW)
@@ -69,8 +69,13 @@ def _lines(workbook: Workbook, sheet: str, window: tuple[int, int, int, int], fi
     prefix = "" if sheet == workbook.sheets[0] else f"{sheet}!"
     for row in workbook.rows(sheet):
         inside = [(at, cell) for at, cell in row if left <= at.column <= right and top <= at.row <= bottom]
-        if inside and any(matches(find, str(cell)) for _, cell in inside):
+        if inside and any(_contains(cell, find) for _, cell in inside):
             yield prefix + " | ".join(_labelled(at, cell) for at, cell in inside)
+
+
+def _contains(cell: Cell, find: str) -> bool:
+    value = "" if cell.value is None else shown(cell.value)
+    return matches(find, value) or matches(find, cell.formula or "")
 
 
 def _labelled(at: Place, cell: Cell) -> str:
