@@ -44,7 +44,7 @@ def mean_and_error(values: Sequence[float]) -> Mean:
 class Comparison:
     """What two arms, run with the same seeds on the same tasks, say about each other.
 
-    Example: `Comparison(difference=0.04, low=-0.01, high=0.09, p_value=0.1, seed_spread=0.03, verdict="tie")`.
+    Example: `Comparison(difference=0.04, low=-0.01, high=0.09, p_value=0.1, seed_spread=0.03, verdict="tie")`
 
     Args:
         difference: mean of b minus mean of a.
@@ -158,7 +158,7 @@ class BehaviourRates(NamedTuple):
 
 
 def behaviour_rates(trials: Sequence[Behaviour]) -> BehaviourRates:
-    """Turns per trial, sampled tokens per turn, share of tool calls without error, of trials out of context."""
+    """Turns a trial, sampled tokens a turn, share of tool calls without error, of trials out of context."""
     turns = sum(t.turns for t in trials)
     calls = sum(t.tool_calls for t in trials)
     return BehaviourRates(
