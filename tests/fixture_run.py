@@ -243,15 +243,15 @@ def _trajectory(number: int, arm: str, vocabulary: Vocabulary) -> dict[str, Any]
                 "request_id": f"r{number}-end",
                 "start": start,
                 "end": end,
-                "tool": None,
-                "arguments": None,
-                "result": None,
+                "tool": "",
+                "arguments": {},
+                "result": "",
                 "error": False,
             }
         )
         messages.append({"role": "assistant", "content": answer})
     elif kind == "truncated":
-        outcome["cause"] = "context"
+        outcome["reason"] = "context"
     else:
         outcome |= {"phase": "run", "cause": "the tool server did not answer for 10 s"}
     reward = {"solved": 1.0, "failed": 0.0, "truncated": 0.0}.get(kind)

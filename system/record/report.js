@@ -80,9 +80,9 @@
           make("h4", { textContent: trajectory.rows.length > 1 ? `row ${index + 1} of ${trajectory.rows.length}` : "the whole row, as the trainer sees it" }),
           tokens(trajectory, row, 0, row.t.length, readout)))
       : trajectory.turns.map((turn, index) => make("div", { className: "turn" },
-          make("h4", { textContent: turn.tool ? `turn ${index + 1} · calls ${turn.tool}` : `turn ${index + 1} · answers` }),
+          make("h4", { textContent: `turn ${index + 1} · ${said(trajectory, turn)}` }),
           trajectory.rows[turn.row] ? tokens(trajectory, trajectory.rows[turn.row], turn.start, turn.end, readout) : null,
-          turn.result === null || turn.result === undefined ? null : make("div", { className: turn.error ? "result error" : "result", textContent: turn.result === "" ? "(empty)" : turn.result })));
+          turn.tool || turn.result ? make("div", { className: turn.error ? "result error" : "result", textContent: turn.result || "(nothing)" }) : null));
     detail.replaceChildren(...[
       make("h3", {}, make("span", { className: `kind ${trajectory.kind}`, textContent: words(trajectory.kind) }), ` ${trajectory.task}`),
       make("p", { className: "facts", textContent: facts.filter(Boolean).join(" · ") }),
@@ -92,6 +92,12 @@
         make("li", {}, make("span", { className: `kind ${criterion.met ? "solved" : "failed"}`, textContent: criterion.met ? "✓ " : "✗ " }), `${words(criterion.name)}${criterion.detail ? ` · ${criterion.detail}` : ""}`))),
       make("div", { className: "modes" }, "colour by", ...switches, all),
       ...body, readout].filter(Boolean));
+  }
+
+  function said(trajectory, turn) {
+    if (turn.tool) return `calls ${turn.tool}`;
+    if (turn.result) return "cannot be read";
+    return trajectory.kind === "truncated" ? "is cut off" : "answers";
   }
 
   function sampled(trajectory, row, index) {

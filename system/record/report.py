@@ -159,8 +159,8 @@ def viewer_data(
                         "row": turn.get("row", 0),
                         "start": turn["start"],
                         "end": turn["end"],
-                        "tool": turn.get("tool"),
-                        "result": turn.get("result"),
+                        "tool": turn.get("tool") or "",
+                        "result": turn.get("result") or "",
                         "error": bool(turn.get("error")),
                     }
                     for turn in trajectory.get("turns") or []

@@ -1,0 +1,154 @@
+"""Turns what the loop reports into lines: metrics.jsonl a step, trajectories.jsonl a trial, and the live view."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from core.estimate import Behaviour, behaviour_rates
+from core.schedule import DropGroup, StartTrial, Train
+from core.staleness import staleness, staleness_histogram
+from system.record.metrics import JsonLines
+from system.record.progress import Progress
+from system.trainer import StepMetrics
+
+Result = Mapping[str, Any]
+
+
+class Recorder:
+    """The observer of one arm and seed.
+
+    Args:
+        arm, seed: named in every line.
+        tasks: purpose ("train", "eval") to the description of each task: task, level, family, domain.
+        metrics, trajectories: files shared by all arms of the run.
+        progress: the live view.
+    """
+
+    def __init__(
+        self,
+        *,
+        arm: str,
+        seed: int,
+        tasks: Mapping[str, Sequence[Mapping[str, Any]]],
+        metrics: JsonLines,
+        trajectories: JsonLines,
+        progress: Progress,
+    ) -> None:
+        self.tags = {"arm": arm, "seed": seed}
+        self.tasks, self.metrics, self.trajectories, self.progress = tasks, metrics, trajectories, progress
+        self.begun = self.interval_begun = time.monotonic()
+        self.since: list[Result] = []
+        self.system_errors, self.zero_variance, self.trials = 0, 0, 0
+        self.first_step_at: float | None = None
+        self.idle_s = 0.0
+        self.cpu_seconds = {"agent": 0.0, "tools": 0.0}
+        self.evaluated: dict[str, Any] | None = None
+
+    def trial(self, action: StartTrial, result: Result, *, valid: bool) -> None:
+        """A trial ended."""
+        self.trials += 1
+        self.system_errors += result["outcome"]["kind"] == "system_error"
+        if valid and action.purpose == "train":
+            self.since.append(result)
+        cpu = result.get("cpu_seconds", {})
+        self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
+        self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
+        about = {"purpose": action.purpose, "group_id": action.group_id, "version_started": action.policy_version}
+        self.trajectories.write({**self.tags, **about, **self.tasks[action.purpose][action.task], **result})
+        self.progress.trial_done()
+
+    def dropped(self, action: DropGroup) -> None:
+        """A group left without being trained."""
+        self.zero_variance += action.reason == "zero_variance"
+
+    def step(self, action: Train, results: Sequence[Result], metrics: StepMetrics, *, idle_s: float) -> None:
+        """An optimizer step was taken."""
+        now = time.monotonic()
+        self.first_step_at = self.first_step_at or now
+        self.idle_s += idle_s
+        ages = [staleness(versions(r), version=action.version) for r in results]
+        sampled = [sum(v >= 0 for v in versions(r)) for r in results]
+        self.metrics.write(
+            line := {
+                **self.tags,
+                "step": metrics.policy_version,
+                "seconds": round(now - self.begun, 2),
+                **graded(self.since),
+                "staleness": {str(age): count for age, count in staleness_histogram(ages).items()},
+                "versions_in_trajectory_max": max(len({v for v in versions(r) if v >= 0}) for r in results),
+                "trainer_idle": idle_s / (now - self.interval_begun),
+                "train_seconds": metrics.seconds,
+                "grad_norm": metrics.grad_norm,
+                "masked_share": metrics.masked_share,
+                "unusable": metrics.unusable,
+                "mismatch": metrics.mismatch,
+                "entropy": metrics.entropy,
+                "groups": len(action.group_ids),
+                "rows": metrics.rows,
+                "zero_variance": self.zero_variance,
+                "trained_tokens": metrics.trained_tokens,
+                "system_errors": self.system_errors,
+                "sampled_tokens_min": min(sampled),
+                "sampled_tokens_max": max(sampled),
+            }
+        )
+        self.progress.record(line)
+        self.since, self.zero_variance, self.interval_begun = [], 0, now
+
+    def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
+        """An evaluation at a fixed version ended."""
+        by_task: dict[int, list[Result]] = {}
+        for action, result in trials:
+            if "reward" in result:
+                by_task.setdefault(action.task, []).append(result)
+        tasks = [
+            {
+                **self.tasks["eval"][task],
+                "rewards": [r["reward"] for r in results],
+                "passed": [bool(r["passed"]) for r in results],
+            }
+            for task, results in sorted(by_task.items())
+        ]
+        scored = [result for results in by_task.values() for result in results]
+        self.evaluated = {**self.tags, "eval": True, "version": version, **graded(scored), "tasks": tasks}
+        self.metrics.write(self.evaluated)
+        self.progress.record(self.evaluated)
+
+    def tick(self) -> None:
+        """Lets the clock of the live view move."""
+        self.progress.tick()
+
+
+def versions(result: Result) -> list[int]:
+    """The policy version of every token of a trial, NOT_SAMPLED where none was."""
+    return [v for row in result["rows"] for v in row["policy_version"]]
+
+
+def behaviour(result: Result) -> Behaviour:
+    """What one trial did."""
+    calls = [turn for turn in result["turns"] if turn["tool"]]
+    return Behaviour(
+        turns=len(result["turns"]),
+        sampled_tokens=sum(v >= 0 for v in versions(result)),
+        tool_calls=len(calls),
+        tool_errors=sum(turn["error"] for turn in calls),
+        context_exhausted=result["outcome"]["reason"] == "context",
+    )
+
+
+def graded(results: Sequence[Result]) -> dict[str, Any]:
+    """Mean reward, share passed and behaviour of some trials; None where there are none."""
+    if not results:
+        return dict.fromkeys(("reward", "passed", "turns", "tokens_per_turn", "tool_success", "context_exhausted"))
+    rates = behaviour_rates([behaviour(result) for result in results])
+    return {
+        "reward": sum(r["reward"] for r in results) / len(results),
+        "passed": sum(bool(r["passed"]) for r in results) / len(results),
+        "nudged": sum(bool(r["nudged"]) for r in results) / len(results),
+        "turns": rates.turns,
+        "tokens_per_turn": rates.tokens_per_turn,
+        "tool_success": rates.tool_success,
+        "context_exhausted": rates.context_exhausted,
+    }
