@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import selectors
@@ -24,9 +23,8 @@ from system.engine.batch import Batch, Run
 from system.engine.cached import CachedModel
 from system.engine.client import HEADER, LARGEST_MESSAGE, frame
 from system.engine.request import Completion, GenerateRequest
+from system.parent import die_with_parent
 from system.policy import load_policy
-
-PR_SET_PDEATHSIG = 1
 
 
 class Connection:
@@ -210,13 +208,6 @@ class Server:
         for session_id in connection.sessions:
             for run, completion in self.batch.release(session_id):
                 self._reply(run, completion)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; leave now if it is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        raise SystemExit(1)
 
 
 def main(

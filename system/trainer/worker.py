@@ -1,0 +1,122 @@
+"""One rank of the trainer, started by `process.py`: pickled messages in, pickled replies out."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from system.model import Qwen3
+from system.parent import die_with_parent
+from system.policy import load_policy
+from system.trainer.process import HEADER
+from system.trainer.torch_trainer import TorchTrainer, write_input
+
+KEPT_WEIGHTS = 2
+
+
+class Worker:
+    """Answers the messages of a TrainerProcess."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        die_with_parent(values["parent"])
+        torch.set_num_threads(values["threads"])
+        self.rank, device, group = values["rank"], values["device"], None
+        if device == "cuda":
+            torch.cuda.set_device(self.rank)
+        if values["ranks"] > 1:
+            dist.init_process_group(
+                "nccl" if device == "cuda" else "gloo",
+                init_method=f"file://{values['meeting']}",
+                rank=self.rank,
+                world_size=values["ranks"],
+            )
+            group = dist.group.WORLD
+        config, state = load_policy(values["policy_dir"])
+        self.weights_dir, self.input_path = Path(values["weights_dir"]), values["input_path"]
+        self.trainer = TorchTrainer(
+            Qwen3.from_state(config, state, device=device),
+            weight_function=values["weight_function"],
+            loss_function=values["loss_function"],
+            optimizer=values["optimizer"],
+            token_budget=values["token_budget"],
+            temperature=values["temperature"],
+            group=group,
+        )
+        self.version: int = values["version"]
+
+    def export(self, version: int) -> str:
+        """Write weights for the engine (first rank only) and drop old ones; the path."""
+        path = self.weights_dir / f"weights-{version}.safetensors"
+        if self.rank == 0:
+            self.trainer.export(path)
+            (self.weights_dir / f"weights-{version - KEPT_WEIGHTS}.safetensors").unlink(missing_ok=True)
+        return str(path)
+
+    def answer(self, name: str, *values: Any) -> Any:
+        """Do what one message asks."""
+        match name:
+            case "step":
+                rows, version = values
+                if self.rank == 0 and self.input_path:
+                    write_input(self.input_path, rows, version=version)
+                metrics = self.trainer.step(rows, version=version)
+                return replace(metrics, weights_path=self.export(version + 1))
+            case "logprob":
+                return self.trainer.logprob(values[0])
+            case "save":
+                return self.trainer.save(values[0]) if self.rank == 0 else None
+            case "load":
+                self.trainer.load(values[0])
+                return self.export(values[1])
+            case _:
+                raise ValueError(f"message must be step, logprob, save or load, got {name}")
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """The next message. Raises EOFError when the driver is gone."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        raise EOFError
+    return pickle.loads(stream.read(HEADER.unpack(header)[0]))
+
+
+def main() -> None:
+    """Serve until the driver closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not mix with replies
+
+    def send(kind: str, value: Any) -> None:
+        body = pickle.dumps((kind, value))
+        replies.write(HEADER.pack(len(body)) + body)
+        replies.flush()
+
+    try:
+        worker = Worker(receive(sys.stdin.buffer))
+        send("done", worker.export(worker.version))
+        while True:
+            message = receive(sys.stdin.buffer)
+            try:
+                send("done", worker.answer(*message))
+            except Exception as error:  # noqa: BLE001 (goes to the driver, which decides)
+                send("error", " ".join(f"{type(error).__name__}: {error}".split()))
+    except EOFError:
+        pass
+    except Exception as error:
+        send("error", " ".join(f"{type(error).__name__}: {error}".split()))
+        raise SystemExit(1) from error
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
