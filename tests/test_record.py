@@ -116,7 +116,7 @@ def test_a_sentence_is_told_from_the_winner():
     assert sentence == "prompt mean beats token mean: +0.200 pass@1, 95 % interval +0.150 to +0.250."
     (sentence,) = sentences({"comparisons": [_comparison("token_mean", "prompt_mean", -0.02, "tie")]})
     assert sentence.startswith(
-        "prompt mean against token mean, a tie: -0.020 pass@1, 95 % interval -0.070 to +0.030;"
+        "prompt mean against token mean, a tie: −0.020 pass@1, 95 % interval −0.070 to +0.030;"
     )
     assert "14 seeds" in sentence
 

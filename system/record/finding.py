@@ -63,10 +63,14 @@ def _sentence(item: Mapping[str, Any]) -> str:
     )
     if item["verdict"] == "a better":
         a, b, difference, low, high = b, a, -difference, -high, -low
-    interval = f"{100 * item.get('confidence', 0.95):.3g} % interval {low:+.3f} to {high:+.3f}"
+    interval = f"{100 * item.get('confidence', 0.95):.3g} % interval {_signed(low)} to {_signed(high)}"
     if item["verdict"] != "tie":
-        return f"{b} beats {a}: {difference:+.3f} {metric}, {interval}."
+        return f"{b} beats {a}: {_signed(difference)} {metric}, {interval}."
     need, size = item.get("seeds_needed"), item.get("seeds_needed_for")
     shown = "this size" if size is None else f"{size:.2f}"
     more = f"; a difference of {shown} would show with about {need} seeds an arm" if need else ""
-    return f"{b} against {a}, a tie: {difference:+.3f} {metric}, {interval}{more}."
+    return f"{b} against {a}, a tie: {_signed(difference)} {metric}, {interval}{more}."
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3f}".replace("-", "−")

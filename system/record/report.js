@@ -50,7 +50,10 @@
     if (current && current.button) current.button.removeAttribute("aria-current");
     current = trajectory;
     trajectory.button.setAttribute("aria-current", "true");
-    trajectory.button.scrollIntoView({ block: "nearest" });
+    // Not scrollIntoView: it would move the page as well.
+    const top = trajectory.button.offsetTop - list.offsetTop, bottom = top + trajectory.button.offsetHeight;
+    if (top < list.scrollTop) list.scrollTop = top;
+    if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
     if (remember) history.replaceState(null, "", `#${trajectory.id}`);
     draw();
     detail.scrollTop = 0;

@@ -28,7 +28,6 @@ _HEALTH = (
     ("optimizer steps", "step", max, "d"),
     ("trained tokens", "trained_tokens", sum, ",d"),
     ("groups without signal", "zero_variance", sum, ",d"),
-    ("system errors", "system_errors", sum, ",d"),
     ("masked share, mean", "masked_share", lambda values: sum(values) / len(values), ".2%"),
     ("sampler–trainer gap, largest", "mismatch", max, ".1e"),
     ("gradient norm, mean", "grad_norm", lambda values: sum(values) / len(values), ".3f"),
