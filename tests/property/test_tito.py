@@ -1,0 +1,331 @@
+"""Laws of core.tito: what was sampled is kept to the token, and what was not is never trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import tito
+
+E, N, S, O, A, U = 100, 101, 102, 103, 104, 105  # end, newline, start, observation, assistant, user  # noqa: E741
+TEXT = st.lists(st.integers(0, 50), max_size=4)
+
+
+def complete(row, ids, *, finish="stop", version=0):
+    return tito.append_completion(row, ids, [-0.5] * len(ids), [version] * len(ids), finish_reason=finish)
+
+
+def mask_of(row):
+    return "".join("1" if live else "0" for live in row.loss_mask)
+
+
+def check(row):
+    """What holds of every row at any time."""
+    per_token = [getattr(row, f.name) for f in fields(row) if f.name != "finish_reason"]
+    assert {len(field) for field in per_token} == {len(row)}
+    for live, logprob, version in zip(row.loss_mask, row.rollout_logprob, row.policy_version):
+        assert (version >= 0) == live
+        assert math.isfinite(logprob) and (live or logprob == 0.0)
+
+
+@st.composite
+def histories(draw):
+    """Any legal sequence of moves, with the row after each."""
+    row = tito.open_ledger(draw(st.lists(st.integers(0, 50), min_size=1, max_size=3)))
+    seen = [row]
+    for _ in range(draw(st.integers(0, 7))):
+        ids = draw(TEXT)
+        if row.finish_reason in ("", "abort") and (row.finish_reason == "" or draw(st.booleans())):
+            logprob = draw(st.lists(st.floats(-9, 0), min_size=len(ids), max_size=len(ids)))
+            version = draw(st.lists(st.integers(0, 9), min_size=len(ids), max_size=len(ids)))
+            reason = draw(st.sampled_from(["stop", "length", "abort"]))
+            row = tito.append_completion(row, ids, logprob, version, finish_reason=reason)
+        elif row.finish_reason == "stop":
+            row = tito.append_observation(row, ids)
+        else:
+            row = tito.close(row, ids)
+        seen.append(row)
+    return seen
+
+
+@given(history=histories())
+def test_every_field_has_one_entry_per_token_after_any_move(history):
+    for row in history:
+        check(row)
+
+
+@given(history=histories())
+def test_a_ledger_only_grows(history):
+    for before, after in zip(history, history[1:]):
+        for field in fields(before):
+            if field.name != "finish_reason":
+                assert getattr(after, field.name)[: len(before)] == getattr(before, field.name)
+
+
+@given(history=histories(), length=st.integers(0, 20))
+def test_truncation_cuts_all_fields_together(history, length):
+    row = tito.truncate(history[-1], length)
+    check(row)
+    assert len(row) == min(length, len(history[-1]))
+    assert row.token_ids == history[-1].token_ids[:length]
+    assert row.policy_version == history[-1].policy_version[:length]
+    assert row.finish_reason == (history[-1].finish_reason if length >= len(history[-1]) else "length")
+
+
+@given(history=histories())
+def test_sampled_runs_cover_exactly_the_sampled_tokens(history):
+    row = history[-1]
+    runs = tito.sampled_runs(row)
+    assert sorted(i for a, b in runs for i in range(a, b)) == [
+        i for i, live in enumerate(row.loss_mask) if live
+    ]
+    assert all(a < b for a, b in runs)
+    assert all(b < c for (_, b), (c, _) in zip(runs, runs[1:]))
+
+
+@pytest.mark.parametrize("mask, lengths", [("1100111", [2, 3]), ("01010", [1, 1]), ("000", [])])
+def test_turns_are_runs_of_the_mask(mask, lengths):
+    """F.8."""
+    live = tuple(c == "1" for c in mask)
+    row = tito.Ledger(
+        token_ids=tuple(range(len(mask))),
+        loss_mask=live,
+        rollout_logprob=(0.0,) * len(mask),
+        policy_version=tuple(0 if x else -1 for x in live),
+        finish_reason="stop",
+    )
+    assert [b - a for a, b in tito.sampled_runs(row)] == lengths
+
+
+def test_truncation_keeps_four_aligned_fields():
+    """G32."""
+    row = tito.truncate(complete(tito.open_ledger([1, 2]), [3, 4, 5, 2]), 4)
+    assert row.token_ids == (1, 2, 3, 4) and mask_of(row) == "0011"
+    assert row.rollout_logprob == (0.0, 0.0, -0.5, -0.5) and row.policy_version == (-1, -1, 0, 0)
+
+
+def test_a_merged_row_is_cut_by_the_window_and_not_by_the_cap_of_a_turn():
+    """G39: cap 4, but out 3 + observation 2 + out 3 stays whole."""
+    row = complete(tito.append_observation(complete(tito.open_ledger([1]), [5, 6, 2]), [7, 8]), [5, 6, 2])
+    assert len(tito.truncate(row, 100)) == 1 + 8
+
+
+def test_a_rewritten_history_forks():
+    """G11: the template drops old thinking, so turn 2's prompt is not an extension."""
+    first = complete(tito.open_ledger([1, 2]), [5, 6, 2])
+    rows = tito.continue_rows((first,), [1, 2, 6, 2, 3])
+    rows = (*rows[:-1], complete(rows[-1], [7, 2]))
+    assert [row.token_ids for row in rows] == [(1, 2, 5, 6, 2), (1, 2, 6, 2, 3, 7, 2)]
+    assert [mask_of(row) for row in rows] == ["00111", "0000011"]
+
+
+@given(prompt=st.lists(st.integers(0, 9), min_size=1), out=TEXT, extra=TEXT)
+def test_a_prompt_that_extends_the_row_grows_it(prompt, out, extra):
+    row = complete(tito.open_ledger(prompt), [*out, E])
+    rows = tito.continue_rows((row,), [*row.token_ids, *extra])
+    assert len(rows) == 1
+    assert rows[0].token_ids == (*row.token_ids, *extra) and not any(rows[0].loss_mask[len(row) :])
+
+
+@given(history=histories(), prompt=st.lists(st.integers(0, 9), min_size=1, max_size=6))
+def test_whatever_the_prompt_the_next_turn_sees_exactly_it(history, prompt):
+    rows = tito.continue_rows((history[-1],), prompt)
+    assert rows[-1].token_ids == tuple(prompt) and rows[-1].finish_reason == ""
+    assert rows[0].token_ids[: len(history[-1])] == history[-1].token_ids
+    trained = sum(sum(row.loss_mask) for row in rows)
+    assert trained == sum(history[-1].loss_mask)
+
+
+def test_a_trajectory_begins_with_its_first_prompt():
+    assert tito.continue_rows((), [1, 2]) == (tito.open_ledger([1, 2]),)
+
+
+def test_sampled_ids_are_kept_where_the_template_writes_others():
+    """G12: model 7 8 9 50 51 2, template 7 8 9 77 2 30 31."""
+    row = complete(tito.open_ledger([7, 8, 9]), [50, 51, 2])
+    delta = tito.observation_delta(
+        [7, 8, 9, 77, 2], [7, 8, 9, 77, 2, 30, 31], stop_ids={2}, last_token=2, separator=()
+    )
+    assert delta is not None
+    assert tito.append_observation(row, delta).token_ids == (7, 8, 9, 50, 51, 2, 30, 31)
+
+
+def test_the_separator_after_the_end_of_turn_is_kept_and_not_trained():
+    """G13."""
+    delta = tito.observation_delta(
+        [1, 100, 10], [1, 100, 10, 3, 4], stop_ids={100}, last_token=100, separator=[10]
+    )
+    assert delta == (10, 3, 4)
+    row = tito.append_observation(complete(tito.open_ledger([7]), [1, 100]), delta)
+    assert mask_of(row)[-3:] == "000"
+
+
+def test_sampled_text_that_a_template_would_strip_stays():
+    """G14: "ok" and a trailing blank that a re-rendering drops."""
+    row = complete(tito.open_ledger([1]), [11, 12, 2])
+    delta = tito.observation_delta([1, 11, 2], [1, 11, 2, 9], stop_ids={2}, last_token=2, separator=())
+    assert tito.append_observation(row, delta or ()).token_ids == (1, 11, 12, 2, 9)
+
+
+def test_an_end_of_turn_that_was_added_is_context_and_never_trained():
+    """G15."""
+    row = tito.close(complete(tito.open_ledger([1]), [5, 6], finish="length"), [2])
+    row = complete(tito.append_observation(row, [3]), [8, 2])
+    assert mask_of(row)[1:] == "110011"
+    assert sum(logprob != 0 for logprob in row.rollout_logprob) == 4
+    assert row.policy_version == (-1, 0, 0, -1, -1, 0, 0)
+
+
+def test_assistant_turns_inside_the_prompt_are_not_trained():
+    """G21."""
+    assert sum(complete(tito.open_ledger([U, 1, A, 5, 6, 7, U, 2]), [8, 2]).loss_mask) == 2
+
+
+def test_a_resumed_turn_extends_the_mask_with_the_tokens():
+    """G33: three old tokens as prompt, two new ones."""
+    assert mask_of(complete(tito.open_ledger([4, 5, 6]), [7, 2])) == "00011"
+
+
+def test_chunks_of_one_turn_keep_their_own_versions():
+    """G34: three tokens at version 2, none in an aborted chunk, two at version 3."""
+    row = complete(tito.open_ledger([1]), [4, 5, 6], finish="abort", version=2)
+    row = complete(row, [], finish="abort")
+    row = complete(row, [7, 2], version=3)
+    assert row.policy_version == (-1, 2, 2, 2, 3, 3) and mask_of(row) == "011111"
+
+
+@pytest.mark.parametrize("finish", ["length", "abort", ""])
+def test_only_a_completed_turn_is_followed_by_an_observation(finish):
+    """G37."""
+    row = tito.open_ledger([1])
+    row = complete(row, [5], finish=finish) if finish else row
+    with pytest.raises(ValueError, match=f"an observation must follow a completed turn, got '{finish}'"):
+        tito.append_observation(row, [3])
+
+
+def test_a_cut_turn_is_never_extended_by_the_next_prompt():
+    """G37: the row ends at turn 1; going on begins a new row."""
+    row = complete(tito.open_ledger([1]), [5], finish="length")
+    rows = tito.continue_rows((row,), [1, 5, 3])
+    assert rows[0] == row and len(rows) == 2
+
+
+def test_chatml_delta_keeps_the_newline_after_the_sampled_end():
+    """F.9."""
+    base = [1, E, N]
+    full = [*base, S, 7, N, 8, E, N, S, A, N]
+    delta = tito.observation_delta(base, full, stop_ids={E}, last_token=E, separator=[N])
+    assert delta == (N, S, 7, N, 8, E, N, S, A, N)
+
+
+def test_glm_delta_drops_the_observation_token_that_was_sampled():
+    """F.9: the turn ends with the token that opens the observation."""
+    delta = tito.observation_delta([1, 2], [1, 2, O, 7, A], stop_ids={O, U}, last_token=O, separator=())
+    assert delta == (7, A)
+
+
+def test_glm_delta_does_not_cut_at_an_earlier_observation():
+    """The stop token of an older turn in the prefix proves nothing about this one."""
+    prefix = [U, 1, A, 2, O, 7, A, 3]
+    assert (
+        tito.observation_delta(prefix, [*prefix, U, 8, A], stop_ids={O, U}, last_token=O, separator=())
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "why, prefix, full, last, separator",
+    [
+        ("the template rewrote what came before", [1, 2, E], [1, 3, E, 4], E, ()),
+        ("the observation made the conversation shorter", [1, 2, E], [1, 2], E, ()),
+        ("the turn has no stop token", [1, E, N], [1, E, N, S], 5, (N,)),
+        ("the template does not end with the stop token", [1, 2], [1, 2, 7], E, ()),
+        ("something else follows the stop token", [1, E, 9], [1, E, 9, 7], E, (N,)),
+        ("the separator is missing", [1, E], [1, E, 7], E, (N,)),
+    ],
+)
+def test_what_cannot_be_proved_is_none(why, prefix, full, last, separator):
+    assert tito.observation_delta(prefix, full, stop_ids={E}, last_token=last, separator=separator) is None, (
+        why
+    )
+
+
+@given(turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4), lossy=st.booleans())
+def test_under_chatml_the_row_is_the_rendering_with_sampled_text_in_its_place(turns, lossy):
+    """Whether or not the template keeps the assistant's wording, the ledger has it."""
+
+    def render(words):
+        return [t for role, text in words for t in (S, role, N, *text, E, N)] + [S, A, N]
+
+    seen = [(U, [1])]
+    row, expected = tito.open_ledger(render(seen)), render(seen)
+    for said, observed in turns:
+        row = complete(row, [*said, E])
+        seen.append((A, said[:-1] if lossy else said))
+        prefix, full = render(seen)[:-3], render([*seen, (O, observed)])
+        delta = tito.observation_delta(prefix, full, stop_ids={E}, last_token=E, separator=(N,))
+        assert delta is not None
+        row = tito.append_observation(row, delta)
+        seen.append((O, observed))
+        expected += [*said, E, N, S, O, N, *observed, E, N, S, A, N]
+    assert row.token_ids == tuple(expected)
+    assert lossy or row.token_ids == tuple(render(seen))
+
+
+@given(turns=st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=4))
+def test_under_glm_no_observation_token_is_lost_or_doubled(turns):
+    def render(words):
+        return [t for role, text in words for t in (role, *text)]
+
+    seen = [(U, [1])]
+    row = tito.open_ledger([*render(seen), A])
+    for said, observed in turns:
+        row = complete(row, [*said, O])
+        seen.append((A, said))
+        prefix, full = render(seen), [*render([*seen, (O, observed)]), A]
+        delta = tito.observation_delta(prefix, full, stop_ids={O, U}, last_token=O, separator=())
+        assert delta is not None
+        row = tito.append_observation(row, delta)
+        seen.append((O, observed))
+    assert row.token_ids == (*render(seen), A)
+
+
+@given(out=TEXT, extra=TEXT)
+def test_inputs_are_untouched(out, extra):
+    prompt, ids, logprob, version = [1, 2], [*out, 2], [-1.0] * (len(out) + 1), [0] * (len(out) + 1)
+    row = tito.open_ledger(prompt)
+    longer = tito.append_completion(row, ids, logprob, version, finish_reason="stop")
+    tito.append_observation(longer, extra)
+    assert prompt == [1, 2] and ids == [*out, 2] and len(row) == 2 and len(longer) == 3 + len(out)
+
+
+@pytest.mark.parametrize(
+    "ids, logprob, version, finish, text",
+    [
+        ([5], [-1.0], [0], "eos", "finish_reason must be one of stop, length, abort, got 'eos'"),
+        ([5], [], [0], "stop", "must be equally long, got 1, 0 and 1"),
+        ([5], [-1.0], [], "stop", "must be equally long, got 1, 1 and 0"),
+        ([5], [math.nan], [0], "stop", "logprob of a sampled token must be finite, got nan"),
+        ([5], [-math.inf], [0], "stop", "logprob of a sampled token must be finite, got -inf"),
+        ([5], [-1.0], [-1], "stop", "policy_version of a sampled token must not be negative, got -1"),
+    ],
+)
+def test_a_completion_with_incomplete_records_is_refused(ids, logprob, version, finish, text):
+    with pytest.raises(ValueError, match=text):
+        tito.append_completion(tito.open_ledger([1]), ids, logprob, version, finish_reason=finish)
+
+
+def test_moves_out_of_turn_are_refused():
+    done = complete(tito.open_ledger([1]), [2])
+    with pytest.raises(ValueError, match="must follow a prompt or an aborted chunk, got one after 'stop'"):
+        complete(done, [3])
+    with pytest.raises(ValueError, match="only a turn cut by length or abort can be closed, got 'stop'"):
+        tito.close(done, [2])
+    with pytest.raises(ValueError, match="prompt_ids must not be empty"):
+        tito.open_ledger([])
+    with pytest.raises(ValueError, match="length must not be negative, got -1"):
+        tito.truncate(done, -1)
