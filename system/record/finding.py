@@ -66,9 +66,10 @@ def _sentence(item: Mapping[str, Any]) -> str:
     interval = f"{100 * item.get('confidence', 0.95):.3g} % interval {_signed(low)} to {_signed(high)}"
     if item["verdict"] != "tie":
         return f"{b} beats {a}: {_signed(difference)} {metric}, {interval}."
-    need, size = item.get("seeds_needed"), item.get("seeds_needed_for")
-    shown = "this size" if size is None else f"{size:.2f}"
-    more = f"; a difference of {shown} would show with about {need} seeds an arm" if need else ""
+    need = item.get("seeds_needed")
+    more = f"; a difference of this size would show with about {need} seeds an arm" if need else ""
+    if need and item.get("seed_spread_measured") is False:
+        more += f" if runs spread by {item['seed_spread']:.2f} over seeds"
     return f"{b} against {a}, a tie: {_signed(difference)} {metric}, {interval}{more}."
 
 

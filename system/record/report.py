@@ -51,7 +51,7 @@ def write_report(run_dir: str | os.PathLike[str], *, decode: Decode, sample: int
     config = json.loads((run / "config.json").read_text(encoding="utf-8"))
     summary = _optional_json(run / "summary.json")
     metrics = list(read_jsonl(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else []
-    command = (summary or {}).get("command", "python experiments/ablate_aggregation.py")
+    command = (summary or config).get("command") or "python experiments/ablate_aggregation.py"
     commit = (summary or {}).get("commit") or config.get("commit", "")
     figure = draw(metrics, summary, run / "figure.png", command=command, commit=commit)
     chosen, outcomes = _choose(run / "trajectories.jsonl", sample)

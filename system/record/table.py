@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,18 +47,21 @@ def cell(values: Mapping[str, Any], key: str, form: str) -> str:
     """One number of an arm as text; an en dash where it was not measured."""
     value = values.get(key)
     if form == "estimate":
-        value = value or {}
-        if value.get("mean") is None:
-            return "–"
-        return f"{value['mean']:.2f}" + ("" if value.get("se") is None else f" ±{value['se']:.2f}")
+        mean, error = _known((value or {}).get("mean")), _known((value or {}).get("se"))
+        return "–" if mean is None else f"{mean:.2f}" + ("" if error is None else f" ±{error:.2f}")
     if form == "histogram":
         return "–" if not value else f"{mean_staleness(value):.2f}"
-    if value is None:
+    if (value := _known(value)) is None:
         return "–"
     return clock(value) if form == "clock" else format(value, form)
 
 
-def mean_staleness(histogram: Mapping[str, float]) -> float:
+def _known(value: float | None) -> float | None:
+    """A number, or None for one that is missing or not finite."""
+    return None if value is None or not math.isfinite(value) else value
+
+
+def mean_staleness(histogram: Mapping[Any, float]) -> float:
     """The mean of a staleness histogram {age in policy versions: count}."""
     count = sum(histogram.values())
     return sum(int(age) * many for age, many in histogram.items()) / count if count else 0.0
