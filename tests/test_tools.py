@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +25,7 @@ import pptx
 import pytest
 import xlsxwriter
 from icalendar import Calendar, Event
-from mcp import Client
+from mcp import Client, StdioServerParameters, stdio_client
 from reportlab.lib.styles import getSampleStyleSheet
 from reportlab.pdfgen.canvas import Canvas
 from reportlab.platypus import BaseDocTemplate, Frame, FrameBreak, PageTemplate, Paragraph, Table
@@ -181,21 +182,33 @@ def write_calendar(file: Path) -> None:
 
 def test_every_tool_answers_through_the_client_in_the_agreed_form(call: Call) -> None:
     answers: dict[Any, str] = {
-        ("list_files",): "calendar.ics\nchat/\ndeck.pptx\nfees.xlsx\nmail.mbox\nmemo.docx\nnotes.txt\nreport.pdf",
+        (
+            "list_files",
+        ): "calendar.ics\nchat/\ndeck.pptx\nfees.xlsx\nmail.mbox\nmemo.docx\nnotes.txt\nreport.pdf",
         ("list_files", ("path", "chat")): "chat/deals.json",
         ("read_file", ("path", "notes.txt")): "Kept by Ana\nPervik fee: 437\nNothing else",
-        ("read_sheet", ("path", "fees.xlsx"), ("find", "balden FEE")): "A3: Balden fee | B3: 77 | C3: 2026-03-03",
+        (
+            "read_sheet",
+            ("path", "fees.xlsx"),
+            ("find", "balden FEE"),
+        ): "A3: Balden fee | B3: 77 | C3: 2026-03-03",
         ("read_sheet", ("path", "fees.xlsx"), ("range", "A4:B6")): (
             "A4: Rostan fee | B4: 12.5\nA5: Total | B5: 4910.5 (=SUM(B2:B4))\nA6: Twice | B6: 9821 (=B5*2)"
         ),
-        ("read_sheet", ("path", "fees.xlsx"), ("find", "half")): "About!A1: Half of all | B1: 2455.25 (=Fees!B5/2)",
+        (
+            "read_sheet",
+            ("path", "fees.xlsx"),
+            ("find", "half"),
+        ): "About!A1: Half of all | B1: 2455.25 (=Fees!B5/2)",
         ("edit_cell", ("path", "fees.xlsx"), ("cell", "B2"), ("value", "77")): "B2: 4821 -> 77",
         ("edit_cell", ("path", "fees.xlsx"), ("cell", "b2"), ("value", 78)): "B2: 77 -> 78",
         ("read_pdf", ("path", "report.pdf"), ("find", "kalhem fee")): "Kalhem fee 858",
         ("read_slides", ("path", "deck.pptx"), ("find", "polkar")): "slide 2: Polkar fee: 40",
         ("read_document", ("path", "memo.docx"), ("find", "halpas fee")): "Halpas fee: 6839",
         ("list_mail",): (
-            "m1 | gus@kalfur.example | Jaslin claim\nm2 | gus@kalfur.example | Lunch\nm3 | a@b.example | Gebühr"
+            "m1 | gus@kalfur.example | Jaslin claim\n"
+            "m2 | gus@kalfur.example | Lunch\n"
+            "m3 | a@b.example | Gebühr"
         ),
         ("search_mail", ("query", "jaslin claim")): "m1 | gus@kalfur.example | Jaslin claim",
         ("read_mail", ("id", "m1")): (
@@ -203,12 +216,18 @@ def test_every_tool_answers_through_the_client_in_the_agreed_form(call: Call) ->
         ),
         ("read_channel", ("channel", "deals"), ("find", "zanlop")): "ben: Zanlop fee: 98",
         ("read_channel", ("channel", "#deals")): "ana: Good morning\nben: Zanlop fee: 98",
-        ("list_events",): "2026-03-02 09:00 Norvik review\n2026-03-03 10:00 Pervik hearing\n2026-03-04 Closed",
+        (
+            "list_events",
+        ): "2026-03-02 09:00 Norvik review\n2026-03-03 10:00 Pervik hearing\n2026-03-04 Closed",
         ("list_events", ("find", "pervik")): "2026-03-03 10:00 Pervik hearing",
-        ("write_file", ("path", "new/out.csv"), ("content", "Norvik fee,4821\n")): "wrote 16 bytes to new/out.csv",
+        (
+            "write_file",
+            ("path", "new/out.csv"),
+            ("content", "Norvik fee,4821\n"),
+        ): "wrote 16 bytes to new/out.csv",
         ("run_code", ("code", "print(4821+77)")): "4898",
         ("search_files", ("query", "no such thing")): "no match",
-    }  # fmt: skip
+    }
     for (name, *arguments), expected in answers.items():
         is_error, text = call(name, **dict(arguments))
         assert (is_error, text) == (False, expected), (name, arguments)
@@ -263,18 +282,50 @@ def test_the_prompt_lines_are_the_servers_own_tools(world: Path) -> None:
     ("name", "arguments", "line"),
     [
         ("read_sheet", {}, "error: read_sheet needs argument path"),
-        ("read_sheet", {"path": "x.xlsx"}, "error: no such file x.xlsx; files here: calendar.ics, chat/, deck.pptx,"),
+        (
+            "read_sheet",
+            {"path": "x.xlsx"},
+            "error: no such file x.xlsx; files here: calendar.ics, chat/, deck.pptx,",
+        ),
         ("read_sheet", {"path": None}, "error: path must be a string, got null"),
         ("read_sheet", {"path": ["a"]}, 'error: path must be a string, got ["a"]'),
-        ("read_sheet", {"path": "fees.xlsx", "row": 2}, "error: read_sheet has no argument row; arguments: path, find"),
+        (
+            "read_sheet",
+            {"path": "fees.xlsx", "row": 2},
+            "error: read_sheet has no argument row; arguments: path, find",
+        ),
         ("read_sheet", {"path": "fees.xlsx", "range": "what"}, "error: range must be like A1:B4, got WHAT"),
-        ("read_sheet", {"path": "fees.xlsx", "sheet": "No"}, "error: no such sheet No in fees.xlsx; sheets here: Fees, About"),
-        ("read_sheet", {"path": "report.pdf"}, "error: path must end with .xlsx, got report.pdf; use read_pdf"),
-        ("edit_cell", {"path": "no.xlsx", "cell": "B2", "value": "1"}, "error: no such file no.xlsx; files here:"),
-        ("edit_cell", {"path": "fees.xlsx", "cell": "22", "value": "1"}, "error: cell must be like B2, got 22"),
+        (
+            "read_sheet",
+            {"path": "fees.xlsx", "sheet": "No"},
+            "error: no such sheet No in fees.xlsx; sheets here: Fees, About",
+        ),
+        (
+            "read_sheet",
+            {"path": "report.pdf"},
+            "error: path must end with .xlsx, got report.pdf; use read_pdf",
+        ),
+        (
+            "edit_cell",
+            {"path": "no.xlsx", "cell": "B2", "value": "1"},
+            "error: no such file no.xlsx; files here:",
+        ),
+        (
+            "edit_cell",
+            {"path": "fees.xlsx", "cell": "22", "value": "1"},
+            "error: cell must be like B2, got 22",
+        ),
         ("edit_cell", {"path": "fees.xlsx", "cell": "ZZZ1", "value": "1"}, "error: range must"),
-        ("edit_cell", {"path": "fees.xlsx", "cell": "B2", "value": "=SUM((B2"}, "error: formula must have matching"),
-        ("edit_cell", {"path": "fees.xlsx", "cell": "B2", "value": "bad\x01"}, "error: All strings must be XML"),
+        (
+            "edit_cell",
+            {"path": "fees.xlsx", "cell": "B2", "value": "=SUM((B2"},
+            "error: formula must have matching",
+        ),
+        (
+            "edit_cell",
+            {"path": "fees.xlsx", "cell": "B2", "value": "bad\x01"},
+            "error: All strings must be XML",
+        ),
         ("read_pdf", {"path": "report.pdf", "page": 9}, "error: page must be from 1 to 1, got 9"),
         ("read_pdf", {"path": "report.pdf", "page": "last"}, 'error: page must be an integer, got "last"'),
         ("read_file", {"path": "deck.pptx"}, "error: deck.pptx is not UTF-8 text; use read_slides"),
@@ -284,7 +335,11 @@ def test_the_prompt_lines_are_the_servers_own_tools(world: Path) -> None:
         ("search_files", {"query": " "}, "error: query must not be empty"),
         ("read_mail", {"id": "m9"}, "error: no such mail m9; ids: m1 to m3"),
         ("read_channel", {"channel": "x"}, "error: no such channel x; channels here: deals"),
-        ("write_file", {"path": "fees.xlsx", "content": "a"}, "error: path must be a text file, got fees.xlsx"),
+        (
+            "write_file",
+            {"path": "fees.xlsx", "content": "a"},
+            "error: path must be a text file, got fees.xlsx",
+        ),
         ("write_file", {"path": "chat", "content": "a"}, "error: chat is a folder"),
         ("write_file", {"path": "notes.txt/a", "content": "a"}, "error: "),
         ("write_file", {"path": "a" * 300, "content": "a"}, "error: OSError: [Errno 36] File name too long"),
@@ -294,7 +349,7 @@ def test_the_prompt_lines_are_the_servers_own_tools(world: Path) -> None:
         ("open_door", {}, "error: no such tool open_door; tools: list_files, read_file"),
         ("open\ndoor", {}, "error: no such tool open door; tools:"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_call_is_one_line_for_the_model(
     call: Call, world: Path, name: str, arguments: dict[str, object], line: str
 ) -> None:
@@ -312,9 +367,15 @@ def test_a_path_that_leaves_the_world_is_refused_by_every_tool(call: Call, world
     (world / "link.txt").symlink_to(world.parent / "secret.txt")
     (world / "away").symlink_to(world.parent)
     for name, more in {
-        "list_files": {}, "read_file": {}, "read_sheet": {}, "edit_cell": {"cell": "A1", "value": "1"},
-        "read_pdf": {}, "read_slides": {}, "read_document": {}, "write_file": {"content": "x"},
-    }.items():  # fmt: skip
+        "list_files": {},
+        "read_file": {},
+        "read_sheet": {},
+        "edit_cell": {"cell": "A1", "value": "1"},
+        "read_pdf": {},
+        "read_slides": {},
+        "read_document": {},
+        "write_file": {"content": "x"},
+    }.items():
         is_error, text = call(name, path=path, **more)
         assert is_error and text.startswith("error: path must "), (name, text)
     assert call("read_channel", channel="../../secret")[0]
@@ -391,12 +452,22 @@ def test_an_edit_leaves_every_other_part_and_cell_as_it_was(world: Path) -> None
 @pytest.mark.parametrize(
     ("value", "shown", "stored"),
     [
-        ("4821", "4821", 4821), ("12.50", "12.5", 12.5), ("-3", "-3", -3), ("1e3", "1000", 1000), ("1e999", "1e999", "1e999"),
-        ("4,821", "4,821", "4,821"), ("two words", "two words", "two words"), ("", "empty", None), ("=", "=", "="),
-        ("=B2+1", "4822 (=B2+1)", 4822), ("=FOO(B2)", "stale (=FOO(B2))", None), ("=B6", "9821 (=B6)", 9821),
-        ("=D4", "stale (=D4)", None), ("=D4+B2", "stale (=D4+B2)", None),
+        ("4821", "4821", 4821),
+        ("12.50", "12.5", 12.5),
+        ("-3", "-3", -3),
+        ("1e3", "1000", 1000),
+        ("1e999", "1e999", "1e999"),
+        ("4,821", "4,821", "4,821"),
+        ("two words", "two words", "two words"),
+        ("", "empty", None),
+        ("=", "=", "="),
+        ("=B2+1", "4822 (=B2+1)", 4822),
+        ("=FOO(B2)", "stale (=FOO(B2))", None),
+        ("=B6", "9821 (=B6)", 9821),
+        ("=D4", "stale (=D4)", None),
+        ("=D4+B2", "stale (=D4+B2)", None),
     ],
-)  # fmt: skip
+)
 def test_a_value_becomes_a_number_a_text_or_a_formula(
     world: Path, value: str, shown: str, stored: object
 ) -> None:
@@ -458,19 +529,40 @@ def test_a_long_chain_of_formulas_and_a_circle_are_recalculated(world: Path) -> 
     values = openpyxl.load_workbook(world / "chain.xlsx", data_only=True).active
     assert values is not None
     assert [values[cell].value for cell in ("A2", "A1199", "B1", "B2", "B3")] == [
-        11, 1208, None, None, sum(range(10, 1209)),
-    ]  # fmt: skip
+        11,
+        1208,
+        None,
+        None,
+        sum(range(10, 1209)),
+    ]
 
 
 @pytest.mark.parametrize(
     ("formula", "value"),
     [
-        ("=1+2*3", 7), ("=(1+2)*3", 9), ("=-2-3", -5), ("=10/4/5", 0.5), ("=SUM(B1:B3)", 60), ("=sum(B1:B3, 4,B1)", 74),
-        ("=AVERAGE(B1:B3)-MIN(B1:B3)/MAX($B$1:$B$3)", 20 - 10 / 30), ("= B1 + 'My sheet'!B2 ", 30), ("=SUM(B:B)", 60),
-        ("=SUM(B1:B3)*-1", -60), ("=B1*(B2+B3)", 500), ("=1/0", None), ("=B1:B3", None), ("=B1^2", None), ("=B1%", None),
-        ("=IF(B1,1,2)", None), ('="a"&"b"', None), ("=B1 B2", None), ("=SUM(B1:B3", None), ("=name", None), ("=C1+1", None),
+        ("=1+2*3", 7),
+        ("=(1+2)*3", 9),
+        ("=-2-3", -5),
+        ("=10/4/5", 0.5),
+        ("=SUM(B1:B3)", 60),
+        ("=sum(B1:B3, 4,B1)", 74),
+        ("=AVERAGE(B1:B3)-MIN(B1:B3)/MAX($B$1:$B$3)", 20 - 10 / 30),
+        ("= B1 + 'My sheet'!B2 ", 30),
+        ("=SUM(B:B)", 60),
+        ("=SUM(B1:B3)*-1", -60),
+        ("=B1*(B2+B3)", 500),
+        ("=1/0", None),
+        ("=B1:B3", None),
+        ("=B1^2", None),
+        ("=B1%", None),
+        ("=IF(B1,1,2)", None),
+        ('="a"&"b"', None),
+        ("=B1 B2", None),
+        ("=SUM(B1:B3", None),
+        ("=name", None),
+        ("=C1+1", None),
     ],
-)  # fmt: skip
+)
 def test_a_formula_has_its_value_or_is_not_computable(formula: str, value: float | None) -> None:
     cells = {1: 10.0, 2: 20.0, 3: 30.0}
 
@@ -525,8 +617,12 @@ def test_slides_and_documents_read_as_their_own_libraries_read_them(world: Path)
         "slide 2: Torjin fee | 602",
     ]
     assert documents.document_lines(world / "memo.docx") == [
-        "Memo", "Halpas fee: 6839", "Item | Value", "Fenden fee | 4603", "Line one line two after a tab",
-    ]  # fmt: skip
+        "Memo",
+        "Halpas fee: 6839",
+        "Item | Value",
+        "Fenden fee | 4603",
+        "Line one line two after a tab",
+    ]
 
 
 def test_mail_decodes_headers_bodies_and_escaped_lines(world: Path) -> None:
@@ -623,6 +719,20 @@ def test_a_world_without_write_permission_is_one_line(call: Call, world: Path) -
     is_error, text = call("write_file", path="new.txt", content="x")
     world.chmod(0o700)
     assert is_error and "Permission denied" in text
+
+
+def test_the_server_serves_a_folder_over_stdio_without_noise(world: Path) -> None:
+    server = StdioServerParameters(command=sys.executable, args=["-m", "system.tools", str(world)])
+
+    async def through_stdio() -> str:
+        async with Client(stdio_client(server, errlog=errors)) as client:
+            (content,) = (await client.call_tool("read_file", {"path": "nothing.txt"})).content
+        assert content.type == "text"
+        return content.text
+
+    with (world.parent / "errors.txt").open("w") as errors:
+        assert asyncio.run(through_stdio()).startswith("error: no such file nothing.txt; files here: ")
+    assert (world.parent / "errors.txt").read_text() == ""
 
 
 # a generated world

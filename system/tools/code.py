@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from mcp.server import MCPServer
 
@@ -17,7 +18,9 @@ from system.tools.results import one_line
 
 TIME_LIMIT_S = 10.0
 OUTPUT_LIMIT = 4096
+"""Bytes of output that are kept."""
 CODE_LIMIT = 100_000
+"""Bytes of code; the system takes about 128 KB in one argument."""
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 
 
@@ -27,19 +30,30 @@ def run_code(root: Path, code: str) -> str:
         raise ValueError(f"code must be at most {CODE_LIMIT} bytes, got {len(code.encode())}")
     if "\0" in code:
         raise ValueError("code must not contain null bytes")
-    status, output, errors, dropped = _run(root, code)
-    if status is None:
+    run = _run(root, code)
+    if run.status is None:
         raise ValueError(f"code must end within {TIME_LIMIT_S:g} s")
-    if status != 0:
-        raise ValueError(_last_line(errors) or _ending(status))
-    text = output.decode("utf-8", errors="replace").rstrip()
-    if dropped:
-        return f"{text}\n[cut: {OUTPUT_LIMIT} of {OUTPUT_LIMIT + dropped} bytes shown; print less]"
+    if run.status != 0:
+        raise ValueError(_last_line(run.errors) or _ending(run.status))
+    text = run.output.decode("utf-8", errors="replace").rstrip()
+    if run.dropped:
+        return f"{text}\n[cut: {OUTPUT_LIMIT} of {OUTPUT_LIMIT + run.dropped} bytes shown; print less]"
     return text or "no output"
 
 
-def _run(root: Path, code: str) -> tuple[int | None, bytes, bytes, int]:
-    """Run the code; returns exit status (None: out of time), output head, error tail, bytes dropped."""
+class Run(NamedTuple):
+    """How a run ended: `Run(0, b"4898\\n", b"", 0)`; status None means out of time, negative a signal.
+
+    output is the head of what was printed, errors the tail of the error output, dropped counts output bytes.
+    """
+
+    status: int | None
+    output: bytes
+    errors: bytes
+    dropped: int
+
+
+def _run(root: Path, code: str) -> Run:
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", code],
         cwd=root,
@@ -50,49 +64,40 @@ def _run(root: Path, code: str) -> tuple[int | None, bytes, bytes, int]:
         env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"HOME": str(root)},
     )
     assert process.stdout is not None and process.stderr is not None
-    ended = os.pidfd_open(process.pid)
     try:
-        return _drain(process, ended)
+        return _drain(process, process.stdout.fileno(), process.stderr.fileno())
     finally:
         # The process is not yet reaped, so its group id is still its own; what it left behind dies here.
         _kill_group(process.pid)
         process.wait()
-        os.close(ended)
         process.stdout.close()
         process.stderr.close()
 
 
-def _drain(process: subprocess.Popen[bytes], ended: int) -> tuple[int | None, bytes, bytes, int]:
-    assert process.stdout is not None and process.stderr is not None
-    out, err = process.stdout.fileno(), process.stderr.fileno()
+def _drain(process: subprocess.Popen[bytes], out: int, err: int) -> Run:
+    """Read both pipes until the process ends, then what still lies in them: a child may hold them open."""
     output, errors, dropped = b"", b"", 0
     deadline = time.monotonic() + TIME_LIMIT_S
-    with selectors.DefaultSelector() as selector:
-        for descriptor in (out, err, ended):
+    with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid), "rb") as end:
+        for descriptor in (out, err, end.fileno()):
             selector.register(descriptor, selectors.EVENT_READ)
-        while True:
-            # After the end read only what lies in the pipes: a child left behind may hold them open.
-            over = ended not in selector.get_map()
-            ready = selector.select(0 if over else max(0.0, deadline - time.monotonic()))
-            if not ready and not over:
-                return None, output, errors, dropped
-            if not ready:
+        while selector.get_map():
+            running = end.fileno() in selector.get_map()
+            ready = selector.select(max(0.0, deadline - time.monotonic()) if running else 0)
+            if time.monotonic() > deadline:
+                return Run(None, output, errors, dropped)
+            if not ready and not running:
                 break
             for key, _ in ready:
-                descriptor = key.fd
-                data = b"" if descriptor == ended else os.read(descriptor, 65536)
+                data = b"" if key.fd == end.fileno() else os.read(key.fd, 65536)
                 if not data:
-                    selector.unregister(descriptor)
-                elif descriptor == out:
+                    selector.unregister(key.fd)
+                elif key.fd == out:
                     dropped += max(0, len(output) + len(data) - OUTPUT_LIMIT)
                     output = (output + data)[:OUTPUT_LIMIT]
                 else:
                     errors = (errors + data)[-OUTPUT_LIMIT:]
-            if not selector.get_map() or time.monotonic() > deadline:
-                break
-    if time.monotonic() > deadline:
-        return None, output, errors, dropped
-    return _status(process), output, errors, dropped
+    return Run(_status(process), output, errors, dropped)
 
 
 def _status(process: subprocess.Popen[bytes]) -> int:
