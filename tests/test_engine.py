@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -422,6 +423,58 @@ def test_release_while_running_replies_abort():
         names |= {done.request_id for _, done in batch.step()}
     assert names == {"s1/8", "s2/8"}
     assert [slot.session_id for slot in batch.slots].count(None) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_events_keeps_every_row_exact(seed: int):
+    """Turns, releases, evictions, shared prefixes, edits and weight swaps at random over few slots."""
+    random = Random(seed)
+    states = [large_norms(CONFIG, 20), large_norms(CONFIG, 21)]
+    batch = Batch(CachedModel(CONFIG, states[0], max_context=90, slots=4), version=0)
+    trunk = prompt(30, 99)
+    rows: dict[str, list[int]] = {}
+    busy: set[str] = set()
+    checked = 0
+    for event in range(400):
+        kind = random.random()
+        if kind < 0.25 and len(busy) < 7:
+            name = f"s{random.randrange(9)}"
+            if name not in busy:
+                row = rows.get(name) or trunk[: random.choice([5, 20, 30])] + prompt(
+                    random.randrange(1, 9), event
+                )
+                if random.random() < 0.2:
+                    row = row[:-2] + [row[-2] ^ 1, row[-1]]
+                if len(row) > 70:
+                    row = prompt(4, event)
+                most = random.randrange(1, 15)
+                batch.submit(
+                    request(name, row, seed=event, max_tokens=most, temperature=random.choice([1.0, 0.8])), 0
+                )
+                busy.add(name)
+        elif kind < 0.30 and rows:
+            name = random.choice(sorted(rows))
+            batch.release(name)
+            busy.discard(name)
+        elif kind < 0.32:
+            version = batch.version + 1
+            batch.update(version, states[version % 2], reset_kv=True)
+        else:
+            for run, done in batch.step():
+                name, temperature = run.request.session_id, run.request.temperature
+                busy.discard(name)
+                row = run.request.token_ids + done.token_ids
+                rows[name] = row + prompt(random.randrange(0, 6), event)
+                for version in set(done.policy_version):
+                    expected = full_logprob(states[version % 2], row, len(run.request.token_ids), temperature)
+                    for got, wanted, at in zip(done.logprob, expected, done.policy_version, strict=True):
+                        assert at != version or abs(got - wanted) < 1e-4
+                checked += 1
+        named = [slot.session_id for slot in batch.slots if slot.session_id is not None]
+        assert len(named) == len(set(named))
+        assert [slot.run is not None for slot in batch.slots] == [i < batch.running for i in range(4)]
+    assert checked > 50
+    assert min(batch.counters[n] for n in ("shared_tokens", "reused_tokens", "aborted")) > 0
 
 
 def test_sampling_is_the_inverse_cdf_and_reports_the_sampled_token():

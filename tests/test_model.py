@@ -115,6 +115,17 @@ def test_padded_attention_equals_attention_by_row_with_gradients():
         assert torch.allclose(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_the_model_on_a_gpu_equals_the_model_on_cpu():
+    rows, grads = some_rows([1, 9, 33, 2, 17]), []
+    for device in ("cpu", "cuda"):
+        model = Qwen3.from_state(CONFIG, large_norms(CONFIG, 0), dtype=torch.float64, device=device)
+        hidden = model(torch.tensor(sum(rows, []), device=device), [len(row) for row in rows])
+        model.logits(hidden).log_softmax(-1)[:, 3].sum().backward()
+        grads.append(torch.cat([p.grad.flatten().cpu() for p in model.parameters() if p.grad is not None]))
+    assert (grads[0] - grads[1]).norm() < 1e-10 * grads[0].norm()
+
+
 def test_bfloat16_on_disk_is_what_transformers_reads(tmp_path: Path):
     from transformers import AutoModelForCausalLM
 
@@ -129,16 +140,22 @@ def test_bfloat16_on_disk_is_what_transformers_reads(tmp_path: Path):
         assert torch.equal(value.float(), state[name]), name
 
 
-def test_cached_decoding_equals_the_full_forward():
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cached_decoding_equals_the_full_forward(device: str):
     state = large_norms(CONFIG, 2)
-    model = Qwen3.from_state(CONFIG, state)
-    cached = CachedModel(CONFIG, state, max_context=64, slots=5)
+    model = Qwen3.from_state(CONFIG, state, device=device)
+    cached = CachedModel(CONFIG, state, max_context=64, slots=5, device=device)
     rows = some_rows([40, 23, 31])
     starts = [12, 1, 20]
     with torch.no_grad():
-        full = (
-            model.logits(model(torch.tensor(sum(rows, [])), [40, 23, 31])).log_softmax(-1).split([40, 23, 31])
-        )
+        hidden = model(torch.tensor(sum(rows, []), device=device), [40, 23, 31])
+        full = model.logits(hidden).log_softmax(-1).split([40, 23, 31])
     largest, total, count = 0.0, 0.0, 0
 
     def compare(logits: torch.Tensor, expected: list[torch.Tensor]) -> None:
