@@ -1,0 +1,138 @@
+"""Laws of core.outcome: a system error is not a zero."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core import outcome
+from core.outcome import Outcome
+
+OUTCOMES = [
+    Outcome(kind="solved"),
+    Outcome(kind="failed"),
+    *(Outcome(kind="truncated", reason=reason) for reason in outcome.TRUNCATIONS),
+    Outcome(kind="system_error", phase="verify", cause="judge timed out"),
+    Outcome(kind="cancelled"),
+]
+
+
+@pytest.mark.parametrize("case", OUTCOMES, ids=lambda o: o.reason or o.kind)
+def test_an_outcome_survives_a_dictionary(case):
+    assert Outcome(**asdict(case)) == case
+
+
+@given(scored=st.sets(st.sampled_from(outcome.TRUNCATIONS)))
+def test_only_what_the_policy_did_has_a_valid_reward(scored):
+    """G60."""
+    for case in OUTCOMES:
+        expected = case.kind in ("solved", "failed") or case.reason in scored
+        assert outcome.has_valid_reward(case, scored_truncations=scored) is expected
+        assert outcome.is_retriable(case) is (case.kind == "system_error")
+
+
+@pytest.mark.parametrize(
+    "fields, text",
+    [
+        ({"kind": "crashed"}, "kind must be one of solved, failed, .* got 'crashed'"),
+        ({"kind": "truncated"}, "reason must be set exactly when truncated, got 'truncated' with ''"),
+        ({"kind": "failed", "reason": "context"}, "reason must be set exactly when truncated"),
+        ({"kind": "truncated", "reason": "bored"}, "reason must be one of context, turn_cap, .* got 'bored'"),
+        (
+            {"kind": "system_error", "phase": "verify"},
+            "a system error must name phase and cause, got 'verify' and ''",
+        ),
+    ],
+)
+def test_an_outcome_that_says_too_little_is_refused(fields, text):
+    with pytest.raises(ValueError, match=text):
+        Outcome(**fields)
+
+
+def test_an_unknown_truncation_is_refused():
+    with pytest.raises(ValueError, match="scored_truncations must be among .*, got bored"):
+        outcome.has_valid_reward(OUTCOMES[0], scored_truncations={"bored"})
+
+
+@pytest.mark.parametrize(
+    "policy, counts, verdict",
+    [
+        ("wait: siblings still run", {"valid": 2, "lost": 1, "retriable": 0, "min_valid": 2}, "wait"),
+        ("refill: a retry is left", {"valid": 3, "lost": 0, "retriable": 1, "min_valid": 2}, "refill"),
+        ("survivors of at least two", {"valid": 3, "lost": 1, "retriable": 0, "min_valid": 2}, "survivors"),
+        ("drop: all four or nothing", {"valid": 3, "lost": 1, "retriable": 0, "min_valid": 4}, "drop"),
+    ],
+)
+def test_one_system_error_among_four_under_each_policy(policy, counts, verdict):
+    """G59."""
+    assert outcome.group_verdict(size=4, **counts) == verdict
+
+
+@st.composite
+def counts(draw):
+    size = draw(st.integers(2, 8))
+    valid = draw(st.integers(0, size))
+    lost = draw(st.integers(0, size - valid))
+    retriable = draw(st.integers(0, size - valid - lost))
+    minimum = draw(st.integers(2, size))
+    return {"size": size, "valid": valid, "lost": lost, "retriable": retriable, "min_valid": minimum}
+
+
+@given(case=counts())
+def test_a_group_is_trained_only_with_enough_valid_rewards_and_nothing_left_to_come(case):
+    verdict = outcome.group_verdict(**case)
+    if verdict in ("complete", "survivors"):
+        assert case["valid"] >= case["min_valid"] and case["valid"] + case["lost"] == case["size"]
+        assert (verdict == "complete") == (case["lost"] == 0)
+    if verdict in ("wait", "refill"):
+        assert case["valid"] + case["lost"] < case["size"]
+        assert case["size"] - case["lost"] >= case["min_valid"]
+    assert (verdict == "drop") == (case["size"] - case["lost"] < case["min_valid"])
+
+
+@given(case=counts())
+def test_waiting_always_ends(case):
+    """From any state, whatever becomes of the trials, a verdict is reached that is final."""
+    open_trials = case["size"] - case["valid"] - case["lost"]
+    for survivors in range(open_trials + 1):
+        final = {
+            **case,
+            "valid": case["valid"] + survivors,
+            "lost": case["lost"] + open_trials - survivors,
+            "retriable": 0,
+        }
+        assert outcome.group_verdict(**final) in ("complete", "survivors", "drop")
+
+
+def test_impossible_counts_are_refused():
+    with pytest.raises(ValueError, match="min_valid must lie between 2 and the group size 4, got 1"):
+        outcome.group_verdict(size=4, valid=0, lost=0, retriable=0, min_valid=1)
+    with pytest.raises(ValueError, match=r"counts must fit the group size 4, got 3 \+ 2 \+ 0"):
+        outcome.group_verdict(size=4, valid=3, lost=2, retriable=0, min_valid=2)
+
+
+def test_rows_of_one_rollout_must_agree_on_the_reward():
+    """G10."""
+    with pytest.raises(ValueError, match="rows of rollout 7 must agree on the reward, got 1.0 and 0.0"):
+        outcome.reward_per_rollout([3, 7, 7], [0.5, 1.0, 0.0])
+
+
+def test_zero_is_a_reward_and_none_is_not():
+    """G53."""
+    assert outcome.reward_per_rollout([1, 1, 2], [0.0, 0.0, None]) == {1: 0.0, 2: None}
+
+
+@pytest.mark.parametrize(
+    "errors, trials, stop", [(2, 10, False), (3, 10, True), (3, 9, False), (0, 0, False)]
+)
+def test_a_run_stops_when_system_errors_pass_the_bound(errors, trials, stop):
+    found = outcome.too_many_system_errors(system_errors=errors, trials=trials, max_rate=0.2, min_trials=10)
+    assert found is stop
+
+
+def test_more_errors_than_trials_are_refused():
+    with pytest.raises(ValueError, match="system_errors must lie between 0 and 1 trials, got 2"):
+        outcome.too_many_system_errors(system_errors=2, trials=1, max_rate=0.5, min_trials=1)
