@@ -1,0 +1,483 @@
+"""Laws of core.schedule: whatever ends when, the run ends, nothing is too old, and history repeats itself."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from core import schedule
+from core.schedule import (
+    CancelTrial,
+    DropGroup,
+    EvaluationEnded,
+    Finished,
+    Opened,
+    Settings,
+    StartTrial,
+    StepTrained,
+    StopAsked,
+    SyncWeights,
+    Train,
+    TrialEnded,
+    WeightsApplied,
+)
+
+BASE = {
+    "steps": 3,
+    "batch_groups": 2,
+    "group_size": 3,
+    "max_staleness": 1,
+    "max_running": 6,
+    "max_retries": 1,
+    "min_valid": 2,
+    "tolerance": 1e-6,
+    "max_zero_variance": 3,
+    "max_lost": 10**6,
+    "late_group": "wait",
+    "requeue_stale": False,
+    "task_count": 5,
+    "seed": 7,
+    "evaluate_at": (),
+    "evaluation_tasks": 2,
+    "evaluation_samples": 2,
+}
+
+
+def settings_of(**changes) -> Settings:
+    return Settings(**{**BASE, **changes})
+
+
+@dataclass
+class World:
+    """A shell with a fake clock: what is pending ends in an order drawn from a seed."""
+
+    settings: Settings
+    seed: int
+    lost_rate: float = 0.1
+    solved_rate: float = 0.5
+    slow_rate: float = 0.2
+    stop_after: int | None = None
+    events: list = field(default_factory=list)
+    actions: list = field(default_factory=list)
+    states: list = field(default_factory=list)
+    versions: dict = field(default_factory=dict)
+    kinds: dict = field(default_factory=dict)
+
+    def run(self, version: int = 0, limit: int = 20000) -> World:
+        rng = random.Random(self.seed)
+        state, pending, applied = schedule.begin(), [(0.0, Opened(version=version))], None
+        clock = 0.0
+        while pending:
+            assert len(self.events) < limit, "the run does not end"
+            pending.sort(key=lambda item: item[0])
+            clock, event = pending.pop(0)
+            if isinstance(event, StartTrial):
+                event = self.trial_ends(event, rng, applied)
+            if isinstance(event, WeightsApplied):
+                applied = event.version
+            events = [event]
+            if self.stop_after is not None and len(self.events) == self.stop_after:
+                events.append(StopAsked())
+            for each in events:
+                state, actions = schedule.react(self.settings, state, each)
+                self.events.append(each)
+                self.actions.append(actions)
+                self.states.append(state)
+                for action in actions:
+                    delay = rng.random() * (20 if rng.random() < self.slow_rate else 1)
+                    if isinstance(action, StartTrial):
+                        pending.append((clock + delay, action))
+                    elif isinstance(action, CancelTrial):
+                        (index,) = [
+                            i
+                            for i, (_, p) in enumerate(pending)
+                            if getattr(p, "trial_id", "") == action.trial_id
+                        ]
+                        self.kinds[action.trial_id] = "cancelled"
+                        pending[index] = (clock, pending[index][1])
+                    elif isinstance(action, Train):
+                        pending.append((clock + 2 * delay, StepTrained(version=action.version + 1)))
+                    elif isinstance(action, SyncWeights):
+                        pending.append((clock + delay / 5, WeightsApplied(version=action.version)))
+        return self
+
+    def trial_ends(self, action: StartTrial, rng: random.Random, applied: int) -> TrialEnded:
+        kind = "system_error" if rng.random() < self.lost_rate else "solved"
+        kind = self.kinds.setdefault(action.trial_id, kind)
+        first = rng.randint(action.policy_version, applied)
+        self.versions[action.trial_id] = first
+        valid = kind == "solved"
+        return TrialEnded(
+            trial_id=action.trial_id,
+            kind=kind,
+            valid=valid,
+            reward=float(rng.random() < self.solved_rate) if valid else None,
+            version_min=first if valid else None,
+            version_max=applied if valid else None,
+        )
+
+    def said(self, kind):
+        return [action for actions in self.actions for action in actions if isinstance(action, kind)]
+
+
+@st.composite
+def worlds(draw, **fixed):
+    changes = {
+        "steps": draw(st.integers(0, 5)),
+        "batch_groups": draw(st.integers(1, 4)),
+        "group_size": draw(st.integers(2, 4)),
+        "max_staleness": draw(st.integers(0, 3)),
+        "max_running": draw(st.integers(1, 20)),
+        "max_retries": draw(st.integers(0, 2)),
+        "max_zero_variance": draw(st.integers(0, 4)),
+        "late_group": draw(st.sampled_from(["wait", "drop"])),
+        "requeue_stale": draw(st.booleans()),
+        "task_count": draw(st.integers(1, 9)),
+        "evaluate_at": draw(st.sampled_from([(), (0,), (0, 3), (0, 1, 2, 3, 4, 5)])),
+        **fixed,
+    }
+    return World(
+        settings_of(**changes),
+        seed=draw(st.integers(0, 10**6)),
+        lost_rate=draw(st.sampled_from([0.0, 0.1, 0.4])),
+        solved_rate=draw(st.sampled_from([0.0, 0.5, 0.9])),
+    )
+
+
+@given(world=worlds())
+@example(World(settings_of(max_running=1, max_staleness=0), seed=0))
+def test_every_run_takes_all_its_steps_and_finishes(world):
+    """No deadlock for any order of ends, any losses, all rewards equal included."""
+    world.run()
+    assert world.states[-1].finished
+    assert world.actions[-1][-1] == Finished(reason="all steps trained")
+    assert [train.version for train in world.said(Train)] == list(range(world.settings.steps))
+    assert [sync.version for sync in world.said(SyncWeights)] == list(range(world.settings.steps + 1))
+    assert len(world.said(Finished)) == 1
+
+
+@given(world=worlds())
+def test_no_trained_trajectory_is_older_than_the_bound(world):
+    world.run()
+    for train in world.said(Train):
+        ages = [train.version - world.versions[trial] for trial in train.trial_ids]
+        assert all(0 <= age <= world.settings.max_staleness for age in ages)
+
+
+@given(world=worlds(late_group="wait"))
+def test_waiting_for_late_groups_drops_none_as_too_old(world):
+    world.run()
+    assert not [drop for drop in world.said(DropGroup) if drop.reason == "stale"]
+
+
+@given(world=worlds(max_staleness=0))
+def test_staleness_zero_is_synchronous(world):
+    world.run()
+    for train in world.said(Train):
+        assert {world.versions[trial] for trial in train.trial_ids} == {train.version}
+    for state in world.states:
+        if state.training:
+            assert not [g for g in state.groups.values() if g.purpose == "train"]
+
+
+@given(world=worlds())
+def test_running_trials_never_exceed_the_cap(world):
+    world.run()
+    assert all(len(state.running) <= world.settings.max_running for state in world.states)
+    assert not world.states[-1].running
+
+
+@given(world=worlds())
+def test_groups_under_way_never_exceed_the_admission_bound(world):
+    world.run()
+    s = world.settings
+    for state in world.states:
+        if state.applied is not None:
+            under_way = sum(g.purpose == "train" for g in state.groups.values()) + len(state.training)
+            bound = (s.max_staleness + state.applied + 1) * s.batch_groups
+            assert state.trained * s.batch_groups + under_way <= min(bound, s.steps * s.batch_groups)
+
+
+@given(world=worlds())
+def test_a_batch_has_its_groups_once_with_enough_valid_trials(world):
+    world.run()
+    trained = [g for train in world.said(Train) for g in train.group_ids]
+    dropped = [drop.group_id for drop in world.said(DropGroup)]
+    assert len(set(trained + dropped)) == len(trained + dropped)
+    ended = {e.trial_id: e for e in world.events if isinstance(e, TrialEnded)}
+    for train in world.said(Train):
+        assert len(train.group_ids) == world.settings.batch_groups
+        per_group = Counter(int(trial.split("-")[1]) for trial in train.trial_ids)
+        assert set(per_group) == set(train.group_ids)
+        assert all(2 <= n <= world.settings.group_size for n in per_group.values())
+        assert all(ended[trial].valid for trial in train.trial_ids)
+
+
+@given(world=worlds())
+def test_a_system_error_is_tried_again_so_often_and_never_trained(world):
+    """A trial without a reward is no zero."""
+    world.run()
+    attempts = defaultdict(list)
+    for start in world.said(StartTrial):
+        attempts[start.group_id, start.sample].append(start)
+    for starts in attempts.values():
+        assert [s.attempt for s in starts] == list(range(len(starts)))
+        assert len(starts) <= world.settings.max_retries + 1
+        assert all(world.kinds[s.trial_id] == "system_error" for s in starts[:-1])
+    trained = {trial for train in world.said(Train) for trial in train.trial_ids}
+    assert all(world.kinds[trial] == "solved" for trial in trained)
+
+
+@given(world=worlds())
+def test_every_start_is_unique_and_ends_once(world):
+    world.run()
+    started = [start.trial_id for start in world.said(StartTrial)]
+    ended = [event.trial_id for event in world.events if isinstance(event, TrialEnded)]
+    assert len(set(started)) == len(started) and sorted(started) == sorted(ended)
+
+
+@given(world=worlds(requeue_stale=False))
+def test_each_task_is_drawn_once_an_epoch(world):
+    world.run()
+    task = {s.group_id: s.task for s in world.said(StartTrial) if s.purpose == "train"}
+    drawn, count = [task[g] for g in sorted(task)], world.settings.task_count
+    for epoch in range(0, len(drawn), count):
+        part = drawn[epoch : epoch + count]
+        assert len(set(part)) == len(part)
+    assert drawn == [schedule.task_at(world.settings, i) for i in range(len(drawn))]
+
+
+@given(world=worlds(late_group="drop", requeue_stale=True, max_staleness=1))
+def test_a_task_dropped_as_too_old_is_drawn_again_first(world):
+    world.run()
+    stale = [drop.task for drop in world.said(DropGroup) if drop.reason == "stale"]
+    first = {s.group_id: s.task for s in reversed(world.said(StartTrial)) if s.purpose == "train"}
+    drawn = [first[g] for g in sorted(first)]
+    fresh = [schedule.task_at(world.settings, i) for i in range(world.states[-1].drawn)]
+    expected = Counter(fresh) + Counter(stale) - Counter(world.states[-1].requeued)
+    assert Counter(drawn) == expected
+
+
+@given(world=worlds(evaluate_at=(0, 1, 2, 3, 4, 5)))
+def test_an_evaluation_sees_one_version_and_no_weights_move_meanwhile(world):
+    """G65."""
+    world.run()
+    labels = [ended.version for ended in world.said(EvaluationEnded)]
+    assert labels == list(range(world.settings.steps + 1))
+    evaluating = None
+    for actions, state in zip(world.actions, world.states):
+        for action in actions:
+            if isinstance(action, StartTrial) and action.purpose == "eval":
+                assert evaluating in (None, action.policy_version)
+                evaluating = action.policy_version
+            elif isinstance(action, EvaluationEnded):
+                assert action.version == evaluating and state.applied == evaluating
+                evaluating = None
+            elif isinstance(action, SyncWeights):
+                assert evaluating is None
+    per_version = Counter(
+        s.policy_version for s in world.said(StartTrial) if s.purpose == "eval" and not s.attempt
+    )
+    assert set(per_version.values()) == {world.settings.evaluation_tasks * world.settings.evaluation_samples}
+
+
+@given(world=worlds(), stop=st.integers(0, 60))
+def test_a_stop_drains_and_finishes(world, stop):
+    """G64: training is cancelled, an evaluation under way comes to its end, nothing waits for a version."""
+    world.stop_after = stop
+    world.run()
+    assert world.states[-1].finished and not world.states[-1].running and not world.states[-1].training
+    asked = next((i for i, e in enumerate(world.events) if isinstance(e, StopAsked)), len(world.events))
+    after = [a for actions in world.actions[asked:] for a in actions]
+    assert not [a for a in after if isinstance(a, Train | SyncWeights | DropGroup)]
+    assert not [a for a in after if isinstance(a, StartTrial) and a.purpose == "train"]
+
+
+@given(world=worlds(), stop=st.none() | st.integers(0, 60))
+def test_the_same_events_give_the_same_actions(world, stop):
+    world.stop_after = stop
+    world.run()
+    state, actions = schedule.replay(world.settings, world.events)
+    assert actions == world.actions and state == world.states[-1]
+
+
+@given(world=worlds(), where=st.integers(0, 10**6), stop=st.none() | st.integers(0, 60))
+def test_an_end_that_comes_twice_or_from_nowhere_changes_nothing(world, where, stop):
+    world.stop_after = stop
+    world.run()
+    ends = [i for i, e in enumerate(world.events) if isinstance(e, TrialEnded)]
+    if ends:
+        index = ends[where % len(ends)]
+        state = world.states[index]
+        assert schedule.react(world.settings, state, world.events[index]) == (state, ())
+
+
+@given(world=worlds(), where=st.integers(0, 10**6))
+def test_a_reaction_leaves_the_state_it_was_given_alone(world, where):
+    world.run()
+    index = where % len(world.events)
+    state = world.states[index - 1] if index else schedule.begin()
+    before = copy.deepcopy(state)
+    schedule.react(world.settings, state, world.events[index])
+    assert state == before
+
+
+@given(world=worlds(), version=st.integers(0, 5))
+def test_a_resumed_run_goes_on_to_the_last_step(world, version):
+    """G25: it admits what a run that got there admits; G63: weights first."""
+    version = min(version, world.settings.steps)
+    world.run(version=version)
+    assert [train.version for train in world.said(Train)] == list(range(version, world.settings.steps))
+    assert world.actions[0] == (SyncWeights(version=version),)
+    assert world.states[-1].finished
+
+
+@given(world=worlds(max_staleness=2, max_running=20, steps=5, batch_groups=1, group_size=2))
+def test_rollouts_go_on_while_the_trainer_trains(world):
+    world.slow_rate, world.solved_rate, world.lost_rate = 0.0, 0.5, 0.0
+    world.run()
+    assert any(
+        state.training and any(g.purpose == "train" for g in state.groups.values()) for state in world.states
+    )
+
+
+def test_nothing_but_lost_groups_ends_the_run():
+    world = World(settings_of(max_lost=2), seed=1, lost_rate=1.0).run()
+    assert world.actions[-1][-1] == Finished(reason="too many lost groups")
+    assert len([d for d in world.said(DropGroup) if d.reason == "lost"]) == 3
+
+
+def test_a_policy_that_solves_everything_still_comes_to_its_end():
+    """Groups without a signal leave the batch, up to a bound a step; then they fill it."""
+    world = World(settings_of(max_zero_variance=2), seed=1, solved_rate=1.0, lost_rate=0.0).run()
+    assert len(world.said(Train)) == 3
+    drops = [sum(isinstance(a, DropGroup) for a in actions) for actions in world.actions]
+    trains = [any(isinstance(a, Train) for a in actions) for actions in world.actions]
+    since = 0
+    for dropped, trained in zip(drops, trains):
+        since = 0 if trained else since + dropped
+        assert since <= 2
+    assert sum(drops) >= 2
+
+
+def test_one_lost_trial_among_many_costs_nothing_else():
+    """G58."""
+    world = World(settings_of(max_retries=0, max_zero_variance=0), seed=3, lost_rate=0.0)
+    world.kinds["train-0-0-0"] = "system_error"
+    world.run()
+    assert not [d for d in world.said(DropGroup) if d.reason == "lost"]
+    trials = {t for train in world.said(Train) for t in train.trial_ids}
+    assert "train-0-0-0" not in trials and {"train-0-1-0", "train-0-2-0"} <= trials
+
+
+def drive(settings, *events):
+    return schedule.replay(settings, [Opened(version=0), WeightsApplied(version=0), *events])
+
+
+def ends(group, *rewards, version=0):
+    return [
+        TrialEnded(
+            trial_id=f"train-{group}-{i}-0",
+            kind="solved",
+            valid=True,
+            reward=reward,
+            version_min=version,
+            version_max=version,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+
+
+OVERTAKING = [
+    *ends(1, 0.0, 1.0),
+    StepTrained(version=1),
+    WeightsApplied(version=1),
+    *ends(2, 0.0, 1.0, version=1),
+]
+
+
+def test_overtaken_groups_are_waited_for():
+    """F.6: one group a step, bound 1; group 0 is slow. Group 2 may not be trained before it."""
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="wait")
+    _, actions = drive(settings, *OVERTAKING)
+    trained = [a.group_ids for step in actions for a in step if isinstance(a, Train)]
+    assert trained == [(1,)]
+    _, actions = drive(settings, *OVERTAKING, *ends(0, 1.0, 0.0))
+    assert [a.group_ids for a in actions[-1] if isinstance(a, Train)] == [(0,)]
+
+
+def test_overtaken_groups_are_dropped_where_asked():
+    """F.6: there the group is trained at age 3 in silence."""
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
+    more = [StepTrained(version=2), WeightsApplied(version=2), *ends(0, 1.0, 0.0)]
+    _, actions = drive(settings, *OVERTAKING, *more)
+    dropped = [a for step in actions for a in step if isinstance(a, DropGroup)]
+    assert [(d.group_id, d.reason) for d in dropped] == [(0, "stale")]
+
+
+def test_one_stale_member_is_enough_to_cancel_the_rest_of_its_group():
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
+    half = ends(0, 1.0)
+    _, actions = drive(settings, *half, *OVERTAKING, StepTrained(version=2))
+    said = [a for step in actions for a in step]
+    assert CancelTrial(trial_id="train-0-1-0") in said
+    assert DropGroup(group_id=0, task=schedule.task_at(settings, 0), reason="stale") in said
+
+
+def test_a_surplus_of_finished_groups_stays_in_order():
+    """G29: five are finished, three are needed."""
+    settings = settings_of(batch_groups=3, group_size=2, max_running=99, max_staleness=3)
+    finished = [event for group in (4, 1, 3, 0) for event in ends(group, 0.0, 1.0)]
+    state, actions = drive(settings, *finished, *ends(2, 0.0, 1.0))
+    assert [a.group_ids for step in actions for a in step if isinstance(a, Train)] == [(1, 3, 4)]
+    assert [g.group_id for g in state.groups.values() if g.ready] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "event, text",
+    [
+        (StepTrained(version=1), "StepTrained must follow Train from 0, got version 1"),
+        (WeightsApplied(version=0), "WeightsApplied must follow SyncWeights of 0, got version 0"),
+        (Opened(version=0), "Opened must come once, got it again with version 0"),
+        (ends(0, float("nan"))[0], "a valid reward must be finite, got nan"),
+        (
+            TrialEnded(
+                trial_id="train-0-0-0", kind="solved", valid=True, reward=None, version_min=0, version_max=0
+            ),
+            "a valid reward must be finite, got None",
+        ),
+    ],
+)
+def test_events_that_cannot_follow_are_refused(event, text):
+    with pytest.raises(ValueError, match=text):
+        drive(settings_of(), event)
+
+
+def test_opening_past_the_last_step_is_refused():
+    with pytest.raises(ValueError, match="version must lie between 0 and 3 steps, got 4"):
+        schedule.replay(settings_of(), [Opened(version=4)])
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"batch_groups": 0}, "batch_groups must be positive, got 0"),
+        ({"max_running": 0}, "max_running must be positive, got 0"),
+        ({"task_count": 0}, "task_count must be positive, got 0"),
+        ({"max_staleness": -1}, "max_staleness must not be negative, got -1"),
+        ({"tolerance": float("nan")}, "tolerance must not be negative, got nan"),
+        ({"min_valid": 1}, "min_valid must lie between 2 and group_size 3, got 1"),
+        ({"group_size": 1}, "min_valid must lie between 2 and group_size 1, got 2"),
+        ({"late_group": "hope"}, "late_group must be wait or drop, got 'hope'"),
+    ],
+)
+def test_settings_that_cannot_run_are_refused(change, text):
+    """G46 among them: a group of one trains nothing."""
+    with pytest.raises(ValueError, match=text):
+        settings_of(**change)
