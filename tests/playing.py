@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from system.sandbox.frozen import FrozenWorld
 from system.tools import chat, code, documents, files, mail, pdfs, sheets, slides
-from system.verify.folders import FolderWorld
 from system.world.expert import BadCall, Expert, Slip, ToolCall, careful
 
 TOOLS: dict[str, Callable[..., str]] = {
@@ -42,7 +42,7 @@ def play(instruction: str, root: Path, *, slip: Slip = careful) -> tuple[str, li
         return stop.value, made
 
 
-def copied(world: Path, place: Path) -> FolderWorld:
-    """A copy of a pristine world, which an expert may change."""
+def copied(world: Path, place: Path) -> FrozenWorld:
+    """A world whose copy at `place` an agent may change."""
     shutil.copytree(world, place)
-    return FolderWorld(lower=world, current=place)
+    return FrozenWorld(lower=world, root=place)

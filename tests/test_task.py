@@ -86,6 +86,9 @@ def test_id_stays_when_the_folder_moves_and_changes_with_any_word(generated: Pat
     assert read_task(ours).id == read_task(generated).id == generated.name
     (ours / ".DS_Store").write_text("x")
     assert read_task(ours).id == generated.name
+    (ours / "bartleby.json").rename(ours / "bartleby.txt")
+    assert read_task(ours).id != generated.name
+    (ours / "bartleby.txt").rename(ours / "bartleby.json")
     (ours / "instruction.md").write_text("Do something else.\n")
     assert read_task(ours).id != generated.name
 

@@ -9,8 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
+from ..sandbox.frozen import FrozenWorld
 from .checks import grade, read_checks
-from .folders import FolderWorld
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--reward", type=Path, required=True, help="where reward.json goes")
     given = parser.parse_args(arguments)
     answer = given.answer.read_text(errors="replace") if given.answer.is_file() else ""
-    world = FolderWorld(lower=given.tests / "world", current=given.world)
+    world = FrozenWorld(lower=given.tests / "world", root=given.world)
     verdict = grade(read_checks(given.tests / "checks.json"), world, answer)
     given.reward.parent.mkdir(parents=True, exist_ok=True)
     given.reward.write_text(json.dumps({"reward": verdict.reward, "passed": float(verdict.passed)}) + "\n")

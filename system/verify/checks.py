@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import stat
 from collections.abc import Callable
@@ -25,20 +24,20 @@ _LARGEST_FILE = 2_000_000
 _LARGEST_UNPACKED = 8_000_000
 
 
-class FrozenWorld(Protocol):
-    """What a sandbox leaves behind once nothing runs in it any more."""
+class GradedWorld(Protocol):
+    """What a sandbox leaves behind once nothing runs in it any more (`system.sandbox.FrozenWorld` is one)."""
 
     @property
     def lower(self) -> Path:
         """The pristine world."""
         ...
 
-    def path(self, name: str, /) -> Path | None:
-        """Where a file of the world lies now, None if there is none."""
+    def path(self, rel: str, /) -> Path | None:
+        """Where a plain file of the world lies now; None for what is missing, special, or behind a link."""
         ...
 
     def changed(self) -> list[str]:
-        """Relative names of what differs, or may differ, from the pristine world."""
+        """Relative names of all that was added, removed or given other content, special files included."""
         ...
 
 
@@ -68,7 +67,7 @@ class Unreadable(Exception):
     """A file of the agent's that is missing, too large, not a plain file, or damaged."""
 
 
-def verify(task_folder: Path, world: FrozenWorld, answer: str) -> Verdict:
+def verify(task_folder: Path, world: GradedWorld, answer: str) -> Verdict:
     """Grades a frozen world and a final answer by the tests of a task.
 
     Raises:
@@ -94,7 +93,7 @@ def read_checks(path: Path) -> list[dict[str, Any]]:
     return checks
 
 
-def grade(checks: list[dict[str, Any]], world: FrozenWorld, answer: str) -> Verdict:
+def grade(checks: list[dict[str, Any]], world: GradedWorld, answer: str) -> Verdict:
     """Applies checks to a frozen world and a final answer.
 
     Raises:
@@ -114,7 +113,7 @@ def numbers_in(text: str) -> list[float]:
     return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
 
 
-def _answer_number(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[Criterion]:
+def _answer_number(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
     found = numbers_in(answer)
     met = found == [float(check["expected"])]
     return [
@@ -124,7 +123,7 @@ def _answer_number(check: dict[str, Any], world: FrozenWorld, answer: str) -> li
     ]
 
 
-def _cell_value(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[Criterion]:
+def _cell_value(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
     name = f"{check['path']} {check['cell']}"
     try:
         value = next(iter(_agent_cells(world, check["path"], values=True).values())).get(check["cell"])
@@ -135,7 +134,7 @@ def _cell_value(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[
     return [Criterion(name=name, met=met, detail=detail, gate=False)]
 
 
-def _other_cells_unchanged(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[Criterion]:
+def _other_cells_unchanged(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
     name = f"other cells of {check['path']}"
     before = _cells((world.lower / check["path"]).read_bytes(), values=False)
     try:
@@ -158,7 +157,7 @@ def _other_cells_unchanged(check: dict[str, Any], world: FrozenWorld, answer: st
     return [Criterion(name=name, met=not altered, detail=detail, gate=True)]
 
 
-def _file_lines(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[Criterion]:
+def _file_lines(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
     expected = check["expected"]
     try:
         lines = [
@@ -178,13 +177,13 @@ def _file_lines(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[
     return [*found, Criterion(name="no other lines", met=alone, detail=detail, gate=False)]
 
 
-def _unchanged(check: dict[str, Any], world: FrozenWorld, answer: str) -> list[Criterion]:
-    altered = [name for name in world.changed() if name not in check["except"] and _differs(world, name)]
+def _unchanged(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
+    altered = [name for name in world.changed() if name not in check["except"]]
     detail = f"altered: {', '.join(altered[:5])}"[:200] if altered else "as before"
     return [Criterion(name="rest of the world", met=not altered, detail=detail, gate=True)]
 
 
-_CHECKS: dict[str, Callable[[dict[str, Any], FrozenWorld, str], list[Criterion]]] = {
+_CHECKS: dict[str, Callable[[dict[str, Any], GradedWorld, str], list[Criterion]]] = {
     "answer_number": _answer_number,
     "cell_value": _cell_value,
     "other_cells_unchanged": _other_cells_unchanged,
@@ -193,37 +192,11 @@ _CHECKS: dict[str, Callable[[dict[str, Any], FrozenWorld, str], list[Criterion]]
 }
 
 
-def _differs(world: FrozenWorld, name: str) -> bool:
-    old, new = world.lower / name, world.path(name)
-    if new is None:
-        return os.path.lexists(old)
-    if new.is_symlink():
-        return True
-    if new.is_dir():
-        below = [file.relative_to(new).as_posix() for file in new.rglob("*") if not file.is_dir()]
-        gone = [
-            file for file in old.rglob("*") if world.path(file.relative_to(world.lower).as_posix()) is None
-        ]
-        return bool(gone) or any(_differs(world, f"{name}/{file}") for file in below)
-    if not old.is_file():
-        return True
-    try:
-        return _agent_bytes(world, name) != old.read_bytes()
-    except Unreadable:
-        return True
-
-
-def _agent_bytes(world: FrozenWorld, name: str) -> bytes:
+def _agent_bytes(world: GradedWorld, name: str) -> bytes:
     """The content of a file that may be the agent's: follows no link, waits for no pipe, fills no memory."""
-    steps = Path(name).parts
-    place = None
-    for end in range(1, len(steps) + 1):
-        place = world.path("/".join(steps[:end]))
-        if place is None:
-            raise Unreadable(f"no file {name}")
-        if place.is_symlink():
-            raise Unreadable(f"{name} is reached by a link")
-    assert place is not None
+    place = world.path(name)
+    if place is None:
+        raise Unreadable(f"no file {name}")
     status = place.lstat()
     if not stat.S_ISREG(status.st_mode):
         raise Unreadable(f"{name} is not a plain file")
@@ -235,7 +208,7 @@ def _agent_bytes(world: FrozenWorld, name: str) -> bytes:
         raise Unreadable(f"{name} may not be read") from None
 
 
-def _agent_cells(world: FrozenWorld, name: str, *, values: bool) -> dict[str, dict[str, Any]]:
+def _agent_cells(world: GradedWorld, name: str, *, values: bool) -> dict[str, dict[str, Any]]:
     data = _agent_bytes(world, name)
     try:
         with ZipFile(io.BytesIO(data)) as archive:
