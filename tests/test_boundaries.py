@@ -13,7 +13,7 @@ import pytest
 import core
 
 ROOT = Path(__file__).resolve().parents[1]
-CORE = sorted((ROOT / "core").glob("*.py"))
+CORE = sorted((ROOT / "core").rglob("*.py"))
 SYSTEM = sorted((ROOT / "system").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
@@ -60,7 +60,9 @@ def test_core_is_the_folder_in_this_repository():
 def test_core_imports_torch_einops_seven_stdlib_modules_and_itself_by_relative_import(path):
     for level, name in imports(path):
         top = name.split(".")[0]
-        assert level == 1 or (level == 0 and top in STDLIB | {"torch", "einops"}), name
+        assert level in (1, len(path.relative_to(ROOT / "core").parts)) or (
+            level == 0 and top in STDLIB | {"torch", "einops"}
+        ), name
         assert not name.startswith("torch.distributed"), name
 
 
@@ -115,7 +117,7 @@ def test_every_public_thing_in_core_says_what_it_is(path):
 
 @by_name(CORE)
 def test_a_room_of_core_can_be_read_in_one_sitting(path):
-    assert len(path.read_text().splitlines()) <= (700 if path.stem == "schedule" else 260)
+    assert len(path.read_text().splitlines()) <= 230
 
 
 def test_importing_core_imports_nothing():
@@ -143,14 +145,15 @@ def in_a_fresh_python(code: str, cwd: Path) -> str:
 def test_trial_processes_never_see_torch():
     """Each of these imports alone, and none pulls torch in by another."""
     modules = [f"core.{name}" for name in sorted(TORCH_FREE - {"__init__"})]
-    code = f"import importlib, sys\nfor m in {modules}: importlib.import_module(m)\nprint('torch' in sys.modules)"
+    code = f"import sys\nfor m in {modules}: __import__(m)\nprint('torch' in sys.modules)"
     assert in_a_fresh_python(code, ROOT).strip() == "False"
 
 
 def test_core_works_under_another_name(tmp_path):
     """It can be copied into any other framework."""
-    shutil.copytree(ROOT / "core", tmp_path / "vendored_rl", ignore=shutil.ignore_patterns("__pycache__"))
-    names = [path.stem for path in CORE if path.stem != "__init__"]
+    here = tmp_path / "vendored_rl"
+    shutil.copytree(ROOT / "core", here, ignore=shutil.ignore_patterns("__pycache__"))
+    names = [path.stem for path in (ROOT / "core").glob("*.py") if path.stem != "__init__"] + ["schedule"]
     code = f"""
 import importlib, sys
 for name in {names}: importlib.import_module('vendored_rl.' + name)

@@ -1,0 +1,128 @@
+"""Events, which the shell reports, and actions, which it carries out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The run begins, or resumes, with the trainer at `version`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialEnded:
+    """A trial is over and its slot is free: one per StartTrial; one of an unknown trial changes nothing.
+
+    Args:
+        kind: one of `core.outcome.KINDS`.
+        valid: the reward counts; a solved or failed trial, or a truncated one that is scored.
+        reward: None unless valid.
+        version_min: oldest sampled token; None if none was sampled.
+        version_max: newest.
+    """
+
+    trial_id: str
+    kind: str
+    valid: bool
+    reward: float | None
+    version_min: int | None
+    version_max: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTrained:
+    """The step is done; the trainer now has `version`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsApplied:
+    """The engine samples from `version`."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """Someone wants the run to end soon and cleanly."""
+
+
+Event = Opened | TrialEnded | StepTrained | WeightsApplied | StopAsked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTrial:
+    """Start one attempt.
+
+    Args:
+        trial_id: unique in the run, as in "train-12-3-0": purpose, group, sample, attempt.
+        task: index into the training or the evaluation tasks.
+        policy_version: what the engine has now; tokens may turn out newer, never older.
+    """
+
+    trial_id: str
+    group_id: int
+    task: int
+    sample: int
+    attempt: int
+    purpose: Literal["train", "eval"]
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelTrial:
+    """Nobody needs this trial any more; its TrialEnded is still awaited."""
+
+    trial_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Take one optimizer step from `version` on these trials; the answer is StepTrained(version + 1).
+
+    Args:
+        group_ids: the groups of the batch, oldest first.
+        trial_ids: their valid trials, group by group; a group may have fewer than planned.
+    """
+
+    version: int
+    group_ids: tuple[int, ...]
+    trial_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncWeights:
+    """Bring the trainer's `version` to the engine; the answer is WeightsApplied(version)."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropGroup:
+    """This group is never trained: its reason is zero_variance, lost or stale."""
+
+    group_id: int
+    task: int
+    reason: Literal["zero_variance", "lost", "stale"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationEnded:
+    """Every evaluation trial of `version` is over. The shell answers nothing."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Nothing is in flight and nothing will be."""
+
+    reason: str
+
+
+Action = StartTrial | CancelTrial | Train | SyncWeights | DropGroup | EvaluationEnded | Finished

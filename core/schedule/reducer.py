@@ -1,0 +1,56 @@
+"""One event in, actions out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .admission import fill
+from .evaluation import end_evaluation
+from .message import Action, Event, Finished, SyncWeights
+from .order import drop_stale, train
+from .report import take
+from .settings import Settings
+from .state import State, Step, begin
+
+
+def react(settings: Settings, state: State, event: Event) -> Step:
+    """The state after an event, and what to do about it.
+
+    Raises:
+        ValueError: if the event cannot follow: a step that nobody asked for, weights that nobody sent.
+    """
+    if state.finished:
+        return state, ()
+    state, actions = take(settings, state, event)
+    for rule in (drop_stale, end_evaluation, _sync, train, fill, _finish):
+        state, more = rule(settings, state)
+        actions += more
+    return state, actions
+
+
+def replay(settings: Settings, events: Iterable[Event]) -> tuple[State, list[tuple[Action, ...]]]:
+    """The state after all events, and the actions that followed each."""
+    state, history = begin(), []
+    for event in events:
+        state, actions = react(settings, state, event)
+        history.append(actions)
+    return state, history
+
+
+def _sync(settings: Settings, state: State) -> Step:
+    """New weights go to the engine, unless an evaluation holds them back."""
+    behind = state.applied is not None and state.applied < state.trained
+    if not behind or state.syncing or state.evaluating is not None or state.ending:
+        return state, ()
+    return replace(state, syncing=True), (SyncWeights(version=state.trained),)
+
+
+def _finish(settings: Settings, state: State) -> Step:
+    """Say so when all is done, or when the end was asked for and nothing is in flight."""
+    opened = state.applied is not None or state.ending
+    busy = state.training or state.syncing or state.running or state.evaluating is not None
+    over = state.ending or (state.trained >= settings.steps and state.applied == state.trained)
+    if busy or not opened or not over:
+        return state, ()
+    return replace(state, finished=True), (Finished(reason=state.ending or "all steps trained"),)

@@ -1,0 +1,83 @@
+"""The policy of a run, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The policy of a run, as data.
+
+    Args:
+        steps: optimizer steps in all.
+        batch_groups: groups in one step.
+        group_size: trials in one group.
+        max_staleness: versions that the oldest token of a trained trajectory may lag behind the trainer; 0 is
+            synchronous.
+        max_running: trials side by side, evaluation included.
+        max_retries: further attempts at one sample after system errors.
+        min_valid: fewest valid rewards with which a group is trained, at least 2.
+        tolerance: a group whose valid rewards lie within it has no signal.
+        max_zero_variance: groups without a signal that are dropped and replaced between two steps; further
+            ones fill their place in the batch, so that a policy that solves all or nothing still comes to
+            an end.
+        max_lost: groups dropped for want of valid rewards between two steps; one more finishes the run.
+        late_group: "wait" trains the oldest first, and waits if it must, so that no group gets too old;
+            "drop" trains whatever is complete and drops what got too old.
+        requeue_stale: a task dropped as too old is drawn again, next.
+        task_count: training tasks, numbered from 0; each is drawn once an epoch, every epoch in its own
+            order.
+        seed: of that order.
+        evaluate_at: versions at which to evaluate; 0 is before training, `steps` after it.
+        evaluation_tasks: evaluation tasks, numbered from 0.
+        evaluation_samples: trials of each.
+    """
+
+    steps: int
+    batch_groups: int
+    group_size: int
+    max_staleness: int
+    max_running: int
+    max_retries: int
+    min_valid: int
+    tolerance: float
+    max_zero_variance: int
+    max_lost: int
+    late_group: Literal["wait", "drop"]
+    requeue_stale: bool
+    task_count: int
+    seed: int
+    evaluate_at: tuple[int, ...]
+    evaluation_tasks: int
+    evaluation_samples: int
+
+    def __post_init__(self) -> None:
+        positive = {
+            "batch_groups": self.batch_groups,
+            "max_running": self.max_running,
+            "task_count": self.task_count,
+            "evaluation_samples": self.evaluation_samples,
+        }
+        not_negative = {
+            "steps": self.steps,
+            "max_staleness": self.max_staleness,
+            "max_retries": self.max_retries,
+            "tolerance": self.tolerance,
+            "max_zero_variance": self.max_zero_variance,
+            "max_lost": self.max_lost,
+            "evaluation_tasks": self.evaluation_tasks,
+        }
+        for name, value in positive.items():
+            if not value >= 1:
+                raise ValueError(f"{name} must be positive, got {value}")
+        for name, value in not_negative.items():
+            if not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
+        if not 2 <= self.min_valid <= self.group_size:
+            raise ValueError(
+                f"min_valid must lie between 2 and group_size {self.group_size}, got {self.min_valid}"
+            )
+        if self.late_group not in ("wait", "drop"):
+            raise ValueError(f"late_group must be wait or drop, got {self.late_group!r}")
