@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -31,7 +32,8 @@ def test_every_command_names_a_program_and_files_that_exist():
 @pytest.mark.parametrize("words", experiments(README), ids=" ".join)
 def test_every_experiment_takes_its_options_and_the_small_ones(words):
     command = [sys.executable, *words[1:], "--help"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     given = [word for word in (*words[2:], *SMALL, "--out") if word.startswith("--")]
     assert all(option in shown.stdout for option in given)
@@ -57,7 +59,9 @@ def test_every_core_function_in_the_table_exists_and_has_its_property_test():
     rows = re.findall(r"^\| `(\w+)\.(\w+)` \|.*\| \[`\w+`\]\(([\w./]+)\) \|$", README, flags=re.MULTILINE)
     assert len(rows) >= 15
     for module, function, test in rows:
-        assert re.search(
-            rf"^(def|class) {function}\b", (ROOT / f"core/{module}.py").read_text(), flags=re.MULTILINE
+        files = [*ROOT.glob(f"core/{module}.py"), *ROOT.glob(f"core/{module}/*.py")]
+        code = "".join(file.read_text(encoding="utf-8") for file in files)
+        assert re.search(rf"^(def|class) {function}\b", code, flags=re.MULTILINE), (
+            f"core/{module} has no {function}"
         )
         assert function in (ROOT / test).read_text(), f"{test} must test {function}"
