@@ -82,7 +82,7 @@ def hugging_face(state: dict[str, torch.Tensor], batch: int, context: int, devic
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM(Qwen3Config(**huggingface_config(CONFIG, dtype=torch.float32))).eval()
-    model.to(device=device)
+    torch.nn.Module.to(model, device)  # their own `to` is wrapped beyond what type checkers follow
     model.load_state_dict(state, strict=False)
     ids = torch.tensor([request(i, context).token_ids for i in range(batch)], device=device)
 

@@ -104,7 +104,7 @@ class CachedModel:
         self.config, self.max_context, self.slots = config, max_context, slots
         self.device = torch.device(device)
         self.weights = fuse(config, state, device=self.device)
-        # keys of one dimension lie this far apart; a power of two makes them share cache lines (1.8 times slower)
+        # how far keys of one dimension lie apart; at a power of two they share cache lines (1.8 times slower)
         self._stride = -(-max_context // 64) * 64 + 16
         shape = (config.num_hidden_layers, slots, config.num_key_value_heads)
         self.keys = torch.zeros(*shape, config.head_dim, self._stride, device=self.device)
