@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .finding import finding, name
 
@@ -141,6 +142,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[in
             va="center",
             fontweight="bold",
         )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("optimizer step", color=_INK, fontsize=9)
     axes.set_ylabel("reward in training (mean of a step)", color=_INK, fontsize=9)
     if not ends:
