@@ -117,12 +117,15 @@ def huggingface_config(config: ModelConfig, *, dtype: torch.dtype) -> dict[str, 
 
 
 def rope_tables(config: ModelConfig, length: int, *, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Cosine and sine by position, [length, head_dim], computed in float32 as transformers does."""
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(device=device, dtype=torch.float32)
+    """Cosine and sine by position, [length, head_dim], in float32 as transformers has them.
+
+    Computed on CPU whatever the device: a GPU rounds float32 cosines otherwise.
+    """
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
     frequency = 1.0 / (config.rope_theta ** (exponent / config.head_dim))
-    angle = torch.arange(length, device=device, dtype=torch.float32)[:, None] * frequency
+    angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency
     angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos(), angle.sin()
+    return angle.cos().to(device), angle.sin().to(device)
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
