@@ -82,6 +82,7 @@ class Parent:
                     key.data(events)
                 self._kill_late()
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             for trial in self._trials.values():
                 kernel_kill(trial.pid)
             for trial in self._trials.values():
@@ -91,19 +92,18 @@ class Parent:
             reap(self._scratch)
 
     def _next_deadline(self) -> float | None:
-        due = [trial.deadline for trial in self._trials.values()]
+        due = [trial.deadline for trial in self._trials.values() if trial.verdict is None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _kill_late(self) -> None:
         now = time.monotonic()
         for trial in self._trials.values():
-            if trial.deadline <= now:
+            if trial.deadline <= now and trial.verdict is None:
                 self._kill(trial, "system_error", f"deadline: {trial.limit_s:.1f} s")
 
     def _kill(self, trial: _Running, kind: str, cause: str) -> None:
         if trial.verdict is None:
             trial.verdict = {"kind": kind, "phase": "process", "cause": cause}
-        trial.deadline = float("inf")
         kernel_kill(trial.pid)
 
     def _on_driver_death(self, _events: int) -> None:
@@ -313,7 +313,7 @@ def main(fd: int) -> int:
     order = _first_line(control)
     scratch = Path(order["scratch"])
     if order["die_with_parent"]:
-        kernel.die_with_parent(order["driver"])
+        kernel.die_with_parent(order["driver"], signal.SIGTERM)
     kernel.adopt_orphans()
     reap(scratch)
     try:

@@ -143,7 +143,7 @@ class BubblewrapSandbox:
     def died(self) -> str | None:
         """Why the tool server is no longer alive, in one line, or None while it is."""
         if self._server > 0 and self._server_exit is None:
-            self._server_exit = kernel.wait_exit(self._server, 0.0)
+            self._server_exit = kernel.wait_exit(self._server, time.monotonic() + server_process.DYING_S)
         if self._server_exit is None:
             return None
         said = server_process.last_line(self._folder / "server.log")
@@ -293,13 +293,18 @@ def _fork_twice_into(pid_namespace: int) -> int:
 
 
 def _view(scratch_root: str, tmp_bytes: int) -> list[str]:
-    """bwrap's arguments for what is visible, but for the world itself."""
+    """bwrap's arguments for what is visible, but for the world itself.
+
+    /proc is read-only: started by root, the tools are root to the kernel's settings in /proc/sys, whatever
+    their number inside.
+    """
     sizes = ["--size", str(tmp_bytes), "--tmpfs", "/tmp", "--size", str(tmp_bytes), "--tmpfs", "/dev/shm"]
     namespaces = ["user", "ipc", "pid", "net", "uts", "cgroup-try"]
     return [
         *[f"--unshare-{name}" for name in namespaces],
         *("--disable-userns", "--die-with-parent", "--new-session", "--uid", str(_UID), "--gid", str(_UID)),
-        *("--hostname", "world", "--proc", "/proc", "--dev", "/dev", *sizes, "--remount-ro", "/dev"),
+        *("--hostname", "world", "--proc", "/proc", "--remount-ro", "/proc"),
+        *("--dev", "/dev", *sizes, "--remount-ro", "/dev"),
         *_system(scratch_root),
     ]
 

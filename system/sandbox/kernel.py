@@ -73,11 +73,11 @@ def _prctl(option: int, *arguments: int) -> None:
     _call("prctl", ctypes.c_int(option), *padded)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask for SIGKILL when the parent thread dies; die at once if it is dead already."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, deadly: signal.Signals = signal.SIGKILL) -> None:
+    """Ask for a signal when the parent thread dies; send it at once if it is dead already."""
+    _prctl(_PR_SET_PDEATHSIG, deadly)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), deadly)
 
 
 def adopt_orphans() -> None:
@@ -133,9 +133,9 @@ def drop_privileges() -> None:
 
 
 def limit_pids(count: int) -> None:
-    """As root: bound the pids of the pid namespace this process lives in; nothing before Linux 6.14 can do that.
+    """As root: bound the pids of the pid namespace that this process lives in, from Linux 6.14.
 
-    There the same file would set the whole machine's bound.
+    Before that, the same file would set the bound of the whole machine.
     """
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
     if release >= (6, 14):
@@ -144,22 +144,18 @@ def limit_pids(count: int) -> None:
 
 _PID_MAX_MIN = 301
 
-# Refused inside a sandbox: io_uring can open sockets past the filter, keyrings are not namespaced, the rest reads or
-# steers other processes or widens the kernel's surface. Numbers: asm/unistd_64.h and asm-generic/unistd.h.
+# Refused inside a sandbox: io_uring can open sockets past the filter, keyrings are not namespaced, the rest
+# reads or steers other processes or widens the kernel's surface. Numbers: unistd_64.h, asm-generic/unistd.h.
 _DENIED = {
     "x86_64": (0xC000003E, 41, (101, 248, 249, 250, 298, 310, 311, 321, 323, 425)),
     "aarch64": (0xC00000B7, 198, (117, 217, 218, 219, 241, 270, 271, 280, 282, 425)),
 }
-_FAMILIES = (
-    1,
-    2,
-    10,
-    16,
-)  # unix, inet, inet6, netlink; vsock would reach the host past the network namespace
+# unix, inet, inet6, netlink; vsock would reach the host past the network namespace
+_FAMILIES = (1, 2, 10, 16)
 
 
 def filter_system_calls() -> bool:
-    """Refuse (EPERM) the calls above and all socket families but four; False on a machine type not known here."""
+    """Refuse (EPERM) the calls above and all socket families but four; False on an unknown machine type."""
     known = _DENIED.get(platform.machine())
     if known is None:
         return False
@@ -202,7 +198,7 @@ def forget_environment(keep: dict[str, str]) -> None:
 
 
 def wait_exit(pid: int, deadline: float) -> int | None:
-    """Exit code of a child (negative: a signal), or None if it still runs at the deadline (time.monotonic)."""
+    """Exit code of a child (negative: a signal); None if it still runs at the deadline (monotonic)."""
     handle = os.pidfd_open(pid)
     try:
         if not wait_handle(handle, deadline):

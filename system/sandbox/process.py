@@ -1,4 +1,4 @@
-"""The process sandbox: a copy of the world and a forked server with limits. It ends what it started, no more."""
+"""The process sandbox: a copy of the world and a forked server with limits; it hides nothing."""
 
 from __future__ import annotations
 
@@ -69,10 +69,14 @@ class ProcessSandbox:
 
     def died(self) -> str | None:
         """Why the tool server is no longer alive, in one line, or None while it is."""
-        self._reap_server()
+        deadline = time.monotonic() + server_process.DYING_S
+        while self._server > 0 and self._server_exit is None and time.monotonic() < deadline:
+            self._reap_server()
+            time.sleep(0.002)
         if self._server_exit is None:
             return None
-        return f"tool server exit {self._server_exit} {server_process.last_line(self._folder / 'server.log')}".strip()
+        said = server_process.last_line(self._folder / "server.log")
+        return f"tool server exit {self._server_exit} {said}".strip()
 
     def freeze(self) -> FrozenWorld:
         """Kill the server and everything that it left behind, and confirm it."""

@@ -128,7 +128,7 @@ def _mounts_below(folder: Path) -> list[Path]:
 
 
 def _open_up(function, path, _info) -> None:
-    """rmtree hook: overlay's work folder has no permissions, and an agent can take them from its own folders."""
+    """rmtree hook: overlay's work folder has no permissions, and an agent can drop those of its own."""
     parent = os.path.dirname(path)
     for place in (parent, path):
         if os.path.isdir(place) and not os.path.islink(place):

@@ -1,4 +1,4 @@
-"""MCP over a byte stream: newline-delimited JSON-RPC, the server's end in the sandbox, the client's outside."""
+"""MCP over a byte stream: newline-delimited JSON-RPC, the server's end inside, the client's outside."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import mcp_types
 from anyio.abc import ByteStream
 from mcp import Client
 from mcp.client._transport import TransportStreams
 from mcp.server import MCPServer
 from mcp.shared._context_streams import create_context_streams
 from mcp.shared.message import SessionMessage
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.types import jsonrpc_message_adapter
+from mcp.types.version import MODERN_PROTOCOL_VERSIONS
+
+from system.tools.server import build_server  # here: inside a sandbox this project's modules cannot be read
 
 MAX_LINE = 32 << 20
 """Longest message in bytes; a peer that sends more without a newline is cut off."""
@@ -26,8 +28,6 @@ MAX_LINE = 32 << 20
 
 def serve(fd: int, root: Path) -> None:
     """Serve the office tools over a world on a connected socket until the other end closes it."""
-    from system.tools.server import build_server
-
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr, force=True)
     anyio.run(serve_server, build_server(root), socket.socket(fileno=fd))
 
@@ -39,13 +39,31 @@ async def serve_server(server: MCPServer[Any], sock: socket.socket) -> None:
         await lowlevel.run(read, write, lowlevel.create_initialization_options())
 
 
-def open_client(sock: socket.socket, *, timeout_s: float) -> Client:
+@asynccontextmanager
+async def open_client(sock: socket.socket, *, timeout_s: float) -> AsyncIterator[Client]:
     """An MCP client over a sandbox's stream; a request fails after timeout_s, and at once if the server dies.
 
-    It speaks the newest protocol of the SDK without asking: both ends are the same installation.
+    It speaks the newest protocol of the SDK without asking: both ends are the same installation. What is
+    raised in its block comes out as it was, not wrapped in the exception groups of the tasks behind it.
+
+    Raises:
+        MCPError: out of a request.
     """
     newest = MODERN_PROTOCOL_VERSIONS[-1]
-    return Client(socket_client(sock), read_timeout_seconds=timeout_s, cache=None, mode=newest)
+    try:
+        transport = socket_client(sock)
+        async with Client(transport, read_timeout_seconds=timeout_s, cache=None, mode=newest) as client:
+            yield client
+    except ExceptionGroup as group:
+        only = _only(group)
+        raise only from only.__cause__
+
+
+def _only(error: Exception) -> Exception:
+    """The one exception inside a nest of groups, or the group that holds several."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 @asynccontextmanager
@@ -71,10 +89,10 @@ async def _receive(stream: ByteStream, incoming) -> None:
         try:
             async for chunk in stream:
                 buffer += chunk
-                *lines, rest = buffer.split(b"\n")
-                buffer = bytearray(rest)
-                for line in lines:
-                    await incoming.send(_parse(bytes(line)))
+                if b"\n" in chunk:
+                    *lines, buffer = buffer.split(b"\n")
+                    for line in lines:
+                        await incoming.send(_parse(bytes(line)))
                 if len(buffer) > MAX_LINE:
                     return
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -83,7 +101,7 @@ async def _receive(stream: ByteStream, incoming) -> None:
 
 def _parse(line: bytes) -> SessionMessage | Exception:
     try:
-        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
     except ValueError as error:
         return error
 

@@ -26,6 +26,9 @@ INSIDE = {
 }
 """Environment of the tools."""
 
+DYING_S = 0.2
+"""How long a server whose stream has ended may take to be seen dead."""
+
 _UP = b"\n"
 _STREAM = 3
 

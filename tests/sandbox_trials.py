@@ -1,0 +1,135 @@
+"""What trials with a sandbox do in test_sandbox.py and test_fleet.py, in the fleet's processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+from mcp import MCPError
+
+from system.sandbox import Limits, Sandbox, SandboxError, kernel, open_sandbox
+from system.sandbox.serve import open_client, serve
+
+
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    """Do the action that the spec names."""
+    return ACTIONS[spec["action"]](spec)
+
+
+def opened(spec: dict[str, Any]) -> Sandbox:
+    """The sandbox of a spec."""
+    limits = Limits(**spec.get("limits", {}))
+    return open_sandbox(spec["kind"], Path(spec["world"]), Path(spec["scratch"]), serve, limits)
+
+
+def use_tools(spec: dict[str, Any]) -> dict[str, Any]:
+    """Call tools, freeze, and say what they answered and what the world then was."""
+    with opened(spec) as sandbox:
+        answers = anyio.run(call_all, sandbox, spec["calls"], spec.get("timeout_s", 20.0))
+        died = sandbox.died()
+        frozen = sandbox.freeze()
+        files = {rel: frozen.path(rel) for rel in frozen.files()}
+        layer = frozen.upper or frozen.root
+        assert layer is not None
+        return {
+            **answers,
+            "died": died,
+            "changed": frozen.changed(),
+            "texts": {rel: at.read_bytes()[:2000].decode("latin-1") for rel, at in files.items() if at},
+            "asked": {rel: str(frozen.path(rel)) for rel in spec.get("ask", [])},
+            "layer": sorted(at.relative_to(layer).as_posix() for at in layer.rglob("*")),
+            "children": kernel.children(),
+        }
+
+
+async def call_all(sandbox: Sandbox, calls: list[list[Any]], timeout_s: float) -> dict[str, Any]:
+    """Texts of the answers in order, up to the first call that gets none, its error and how long it took."""
+    answers: list[str] = []
+    begun = time.monotonic()
+    try:
+        async with open_client(sandbox.connect(), timeout_s=timeout_s) as client:
+            for name, arguments in calls:
+                begun = time.monotonic()
+                result = await client.call_tool(name, arguments)
+                answers.append("\n".join(part.text for part in result.content if part.type == "text"))
+    except MCPError as error:
+        return {"answers": answers, "error": str(error), "waited": time.monotonic() - begun}
+    return {"answers": answers, "error": None}
+
+
+def watch_a_writer(spec: dict[str, Any]) -> dict[str, Any]:
+    """Whether a file still grows after the freeze, and whether it grew before."""
+    with opened(spec) as sandbox:
+        anyio.run(call_all, sandbox, spec["calls"], 20.0)
+        frozen = sandbox.freeze()
+        at = frozen.path("ticks")
+        assert at is not None
+        first = at.read_text()
+        time.sleep(0.2)
+        return {"first": len(first), "later": len(at.read_text()), "children": kernel.children()}
+
+
+def change_frozen(spec: dict[str, Any]) -> dict[str, Any]:
+    """Whether even the trial itself can still write the diff after the freeze."""
+    with opened(spec) as sandbox:
+        frozen = sandbox.freeze()
+        assert frozen.upper is not None
+        try:
+            (frozen.upper / "late.txt").write_text("late")
+        except OSError as error:
+            return {"refused": error.strerror}
+        return {"refused": None}
+
+
+def fail_to_open(spec: dict[str, Any]) -> dict[str, Any]:
+    """The error of a sandbox that cannot start, and what is left below the scratch folder."""
+    os.environ["PATH"] = spec.get("path", os.environ["PATH"])
+    stop = threading.Event()
+    if spec.get("thread"):
+        threading.Thread(target=stop.wait, daemon=True).start()
+    left = set(os.listdir(spec["scratch"]))
+    try:
+        opened(spec).close()
+        return {"error": None}
+    except SandboxError as error:
+        return {"error": str(error), "left": sorted(set(os.listdir(spec["scratch"])) - left)}
+    finally:
+        stop.set()
+
+
+def linger_in_a_sandbox(spec: dict[str, Any]) -> dict[str, Any]:
+    """Open a sandbox with a background writer in it, note it, and wait to be killed."""
+    with opened(spec) as sandbox:
+        answers = anyio.run(call_all, sandbox, spec["calls"], 20.0)
+        assert answers["error"] is None, answers
+        pids = [os.getpid(), *descendants(os.getpid())]
+        Path(spec["notes"], spec["trial_id"]).write_text(" ".join(map(str, pids)))
+        time.sleep(1000)
+    return {}
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one that still run, as /proc tells."""
+    parents: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            fields = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # gone
+            continue
+        if fields[0] in "ZX":
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(name))
+    found = [pid]
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
+
+
+ACTIONS = {
+    function.__name__: function
+    for function in (use_tools, watch_a_writer, change_frozen, fail_to_open, linger_in_a_sandbox)
+}
