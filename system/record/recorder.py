@@ -39,10 +39,15 @@ class Recorder:
         self.tags = {"arm": arm, "seed": seed}
         self.tasks, self.metrics, self.trajectories, self.progress = tasks, metrics, trajectories, progress
         self.begun = self.interval_begun = time.monotonic()
-        self.since: list[Result] = []
+        self.since: list[tuple[int, Result]] = []
+        levels = [task["level"] for task in tasks["train"]]
+        self.level_share = {level: levels.count(level) / len(levels) for level in sorted(set(levels))}
+        self.level_scores: dict[int, tuple[float, float]] = {}
         self.system_errors, self.zero_variance, self.trials = 0, 0, 0
         self.first_step_at: float | None = None
         self.idle_s = 0.0
+        self.ages: list[int] = []
+        self.trainer_cpu_s = 0.0
         self.cpu_seconds = {"agent": 0.0, "tools": 0.0}
         self.evaluated: dict[str, Any] | None = None
 
@@ -51,11 +56,15 @@ class Recorder:
         self.trials += 1
         self.system_errors += result["outcome"]["kind"] == "system_error"
         if valid and action.purpose == "train":
-            self.since.append(result)
+            self.since.append((self.tasks["train"][action.task]["level"], result))
         cpu = result.get("cpu_seconds", {})
         self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
         self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
-        about = {"purpose": action.purpose, "group_id": action.group_id, "version_started": action.policy_version}
+        about = {
+            "purpose": action.purpose,
+            "group_id": action.group_id,
+            "version_started": action.policy_version,
+        }
         self.trajectories.write({**self.tags, **about, **self.tasks[action.purpose][action.task], **result})
         self.progress.trial_done()
 
@@ -68,14 +77,17 @@ class Recorder:
         now = time.monotonic()
         self.first_step_at = self.first_step_at or now
         self.idle_s += idle_s
+        self.trainer_cpu_s = metrics.cpu_s
         ages = [staleness(versions(r), version=action.version) for r in results]
+        self.ages += ages
         sampled = [sum(v >= 0 for v in versions(r)) for r in results]
         self.metrics.write(
             line := {
                 **self.tags,
                 "step": metrics.policy_version,
                 "seconds": round(now - self.begun, 2),
-                **graded(self.since),
+                **graded([result for _, result in self.since]),
+                **self._balanced(),
                 "staleness": {str(age): count for age, count in staleness_histogram(ages).items()},
                 "versions_in_trajectory_max": max(len({v for v in versions(r) if v >= 0}) for r in results),
                 "trainer_idle": idle_s / (now - self.interval_begun),
@@ -96,6 +108,28 @@ class Recorder:
         )
         self.progress.record(line)
         self.since, self.zero_variance, self.interval_begun = [], 0, now
+
+    def _balanced(self) -> dict[str, Any]:
+        """Reward and share passed since the last step, each level weighed by its share of the training tasks.
+
+        What ends in an interval is short first and long last, so a plain mean would follow the schedule more than the
+        policy. A level that brought no trial keeps its last score; until every level has one there is no number.
+        """
+        by_level: dict[int, list[Result]] = {}
+        for level, result in self.since:
+            by_level.setdefault(level, []).append(result)
+        for level, results in by_level.items():
+            told = graded(results)
+            self.level_scores[level] = (told["reward"], told["passed"])
+        if self.level_scores.keys() != self.level_share.keys():
+            return {"reward": None, "passed": None}
+        pairs = [(share, *self.level_scores[level]) for level, share in self.level_share.items()]
+        return {"reward": sum(w * r for w, r, _ in pairs), "passed": sum(w * p for w, _, p in pairs)}
+
+    @property
+    def trainer_idle(self) -> float:
+        """Share of the time from the start to the last step in which the trainer waited for a batch."""
+        return self.idle_s / max(1e-9, self.interval_begun - self.begun)
 
     def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
         """An evaluation at a fixed version ended."""
@@ -141,7 +175,9 @@ def behaviour(result: Result) -> Behaviour:
 def graded(results: Sequence[Result]) -> dict[str, Any]:
     """Mean reward, share passed and behaviour of some trials; None where there are none."""
     if not results:
-        return dict.fromkeys(("reward", "passed", "turns", "tokens_per_turn", "tool_success", "context_exhausted"))
+        return dict.fromkeys(
+            ("reward", "passed", "turns", "tokens_per_turn", "tool_success", "context_exhausted")
+        )
     rates = behaviour_rates([behaviour(result) for result in results])
     return {
         "reward": sum(r["reward"] for r in results) / len(results),

@@ -1,0 +1,134 @@
+"""Text and token ids of a policy folder: the chat template rendered to ids, completions decoded and parsed."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+Message = dict[str, Any]
+
+# Contents stand in the rendered template as private-use characters, and are encoded apart from it (see `render`).
+FIRST_SLOT = 0xE000
+
+
+class ToolCall(NamedTuple):
+    """A parsed tool call: ToolCall("read_sheet", {"path": "fees.xlsx"})."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Parsed(NamedTuple):
+    """What a completion asks for: a call, a final answer, or an error to be answered. Exactly one is not None."""
+
+    call: ToolCall | None
+    answer: str | None
+    error: str | None
+
+
+class Chat:
+    """The tokenizer and chat template of a Hugging Face policy folder, without transformers.
+
+    >>> chat = Chat(Path("policies/clerk"))
+    >>> ids = chat.render([{"role": "user", "content": "Find ..."}], tools, add_generation_prompt=True)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
+            if not (folder / name).is_file():
+                raise ValueError(f"policy folder must hold {name}, got {folder} without it")
+        text = (folder / "tokenizer.json").read_text()
+        self.tokenizer = Tokenizer.from_str(text)
+        plain = json.loads(text)
+        plain["added_tokens"], plain["post_processor"] = [], None
+        self.plain_tokenizer = Tokenizer.from_str(json.dumps(plain))
+        environment: Environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        environment.globals["raise_exception"] = _refuse
+        self.template = environment.from_string((folder / "chat_template.jinja").read_text())
+        eos = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
+        self.stop_ids: list[int] = list(eos) if isinstance(eos, list) else [eos]
+        before, _ = self.observation([])
+        last_stop = max(
+            (place for place, i in enumerate(before) if i in self.stop_ids), default=len(before) - 1
+        )
+        self.separator = before[last_stop + 1 :]
+
+    def render(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool
+    ) -> list[int]:
+        """Token ids of a conversation; control tokens spelt inside a message's content stay plain text.
+
+        The template sees a placeholder for each content, and the contents are encoded by a tokenizer that has no
+        added tokens. A template that rewrites content (strips it, say) therefore does not get to.
+        """
+        slots = [{**m, "content": chr(FIRST_SLOT + i)} for i, m in enumerate(messages)]
+        text = self.template.render(messages=slots, tools=tools, add_generation_prompt=add_generation_prompt)
+        ids: list[int] = []
+        start = 0
+        for place, char in enumerate(text):
+            if 0 <= ord(char) - FIRST_SLOT < len(messages):
+                ids += self.tokenizer.encode(text[start:place], add_special_tokens=False).ids
+                message = messages[ord(char) - FIRST_SLOT]
+                own = self.tokenizer if message["role"] == "assistant" else self.plain_tokenizer
+                ids += own.encode(message["content"], add_special_tokens=False).ids
+                start = place + 1
+        return ids + self.tokenizer.encode(text[start:], add_special_tokens=False).ids
+
+    def observation(self, messages: list[Message]) -> tuple[list[int], list[int]]:
+        """A short fixed conversation without and with `messages` after it: what they add is the observation."""
+        base: list[Message] = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
+        before = self.render(base, None, add_generation_prompt=False)
+        return before, self.render([*base, *messages], None, add_generation_prompt=True)
+
+    def completion(self, text: str) -> list[int]:
+        """Ids of a completion that nobody sampled: of a demonstration, closed by the stop token."""
+        return [*self.tokenizer.encode(text, add_special_tokens=False).ids, self.stop_ids[0]]
+
+    def decode(self, ids: list[int]) -> str:
+        """Text of sampled ids, control tokens spelt out, a closing stop token left away."""
+        kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        return self.tokenizer.decode(kept, skip_special_tokens=False)
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        """One piece of text a token, for showing."""
+        return [self.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+
+
+def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    """A tool as chat templates want it."""
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(f"chat template refused the conversation: {message}")
+
+
+def parse_completion(text: str) -> Parsed:
+    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; text without a tag is the final answer."""
+    if "<tool_call>" not in text and "</tool_call>" not in text:
+        return Parsed(None, text.strip(), None)
+    if text.count("<tool_call>") != 1 or text.count("</tool_call>") != 1:
+        return Parsed(None, None, "one tool call a turn, opened and closed once")
+    body = text.split("<tool_call>", 1)[1].split("</tool_call>", 1)[0]
+    try:
+        call = json.loads(body)
+    except ValueError:
+        return Parsed(None, None, "the tool call is not JSON")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return Parsed(None, None, 'a tool call needs "name"')
+    if not isinstance(call.get("arguments", {}), dict):
+        return Parsed(None, None, '"arguments" must be an object')
+    return Parsed(ToolCall(call["name"], call.get("arguments", {})), None, None)
+
+
+def call_text(call: ToolCall) -> str:
+    """The text by which an assistant turn makes a call; `parse_completion` reads it back."""
+    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"

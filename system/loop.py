@@ -1,0 +1,225 @@
+"""The live loop: carries out what `core.schedule` decides over a fleet, an engine and a trainer, and reports back.
+
+Follow a token: `engine/batch.py` samples it, `harness/office.py` appends it to a ledger of `core/tito.py`,
+`trial.py` brings the ledger home, `step_rows` here puts it in a step batch, `trainer/torch_trainer.py` weighs it
+(`core/aggregate.py`) and turns it into gradient (`core/loss.py`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from core.advantage import GroupAdvantage
+from core.outcome import Outcome, has_valid_reward
+from core.schedule import (
+    Action,
+    CancelTrial,
+    DropGroup,
+    EvaluationEnded,
+    Event,
+    Finished,
+    Opened,
+    Settings,
+    StartTrial,
+    StepTrained,
+    StopAsked,
+    SyncWeights,
+    Train,
+    TrialEnded,
+    WeightsApplied,
+    begin,
+    react,
+)
+from system.engine import Engine
+from system.fleet import Fleet
+from system.journal import Journal
+from system.trainer import StepMetrics, StepRow, TrainerProcess
+
+SCORED_TRUNCATIONS = ("context", "turn_cap", "step_cap")
+"""Limits of the policy's own making: such a trial keeps the reward it got. The wall clock also measures the machine."""
+
+POLL_S = 0.01
+
+Result = dict[str, Any]
+AdvantageFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], GroupAdvantage]
+
+
+class Observer(Protocol):
+    """Is told what happens; decides nothing."""
+
+    def trial(self, action: StartTrial, result: Result, *, valid: bool) -> None: ...
+    def dropped(self, action: DropGroup) -> None: ...
+    def step(
+        self, action: Train, results: Sequence[Result], metrics: StepMetrics, *, idle_s: float
+    ) -> None: ...
+    def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None: ...
+    def tick(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Those who carry actions out. Without a trainer the engine keeps the weights it has: evaluation alone."""
+
+    fleet: Fleet
+    engine: Engine
+    trainer: TrainerProcess | None
+
+
+class Loop:
+    """One run of the schedule from Opened to Finished.
+
+    Args:
+        settings: the schedule's policy.
+        crew: fleet, engine, trainer.
+        name: of this run; it begins every trial id, so that logs of several runs can lie in one file.
+        spec: what the fleet needs for a trial, from the action and the full trial id.
+        advantage: one of core.advantage with its settings bound.
+        journal: gets every event with its actions.
+        observer: is told what happens.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        crew: Crew,
+        name: str,
+        spec: Callable[[StartTrial, str], dict[str, Any]],
+        advantage: AdvantageFunction,
+        journal: Journal,
+        observer: Observer,
+    ) -> None:
+        self.settings, self.crew, self.name, self.spec = settings, crew, name, spec
+        self.advantage, self.journal, self.observer = advantage, journal, observer
+        self.pending: deque[Event] = deque([Opened(version=0)])
+        self.started: dict[str, StartTrial] = {}
+        self.results: dict[str, Result] = {}
+        self.evaluated: list[tuple[StartTrial, Result]] = []
+        self.training: Train | None = None
+        self.trainer_free_since = time.monotonic()
+        self.idle_s = 0.0
+        self.reason = ""
+
+    def run(self) -> str:
+        """Until the schedule says Finished; returns its reason."""
+        state = begin()
+        while not state.finished:
+            event = self._next_event()
+            state, actions = react(self.settings, state, event)
+            self.journal.write(event, actions)
+            for action in actions:
+                self._carry_out(action)
+        return self.reason
+
+    def stop(self) -> None:
+        """Ask for an early, clean end."""
+        self.pending.append(StopAsked())
+
+    def _next_event(self) -> Event:
+        while not self.pending:
+            self.observer.tick()
+            for result in self.crew.fleet.poll(POLL_S if self.training else 0.2):
+                self.pending.append(self._trial_ended(result))
+            if self.training and self.crew.trainer and (metrics := self.crew.trainer.poll(0.0)):
+                self.pending.append(self._step_trained(self.training, metrics))
+        return self.pending.popleft()
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case StartTrial():
+                self.started[action.trial_id] = action
+                self.crew.fleet.start(self.spec(action, self._full(action.trial_id)))
+            case CancelTrial():
+                self.crew.fleet.cancel(self._full(action.trial_id))
+            case Train():
+                self._train(action)
+            case SyncWeights():
+                self._sync(action.version)
+            case DropGroup():
+                self._forget(action.group_id)
+                self.observer.dropped(action)
+            case EvaluationEnded():
+                self.observer.evaluation(action.version, self.evaluated)
+                self.evaluated = []
+            case Finished():
+                self.reason = action.reason
+
+    def _trial_ended(self, result: Result) -> TrialEnded:
+        trial_id = result["trial_id"].removeprefix(f"{self.name}/")
+        action = self.started.pop(trial_id)
+        outcome = Outcome(**result["outcome"])
+        valid = has_valid_reward(outcome, scored_truncations=SCORED_TRUNCATIONS)
+        versions = [v for row in result.get("rows", ()) for v in row["policy_version"] if v >= 0]
+        self.observer.trial(action, result, valid=valid)
+        if action.purpose == "eval":
+            self.evaluated.append((action, result))
+        elif valid:
+            self.results[trial_id] = {**result, "group_id": action.group_id}
+        return TrialEnded(
+            trial_id=trial_id,
+            kind=outcome.kind,
+            valid=valid,
+            reward=result["reward"] if valid else None,
+            version_min=min(versions, default=None),
+            version_max=max(versions, default=None),
+        )
+
+    def _train(self, action: Train) -> None:
+        if self.crew.trainer is None:
+            raise ValueError("a run that trains must have a trainer, got none")
+        self.training = action
+        self.idle_s = time.monotonic() - self.trainer_free_since
+        results = [self.results[trial_id] for trial_id in action.trial_ids]
+        self.crew.trainer.start_step(step_rows(results, self.advantage), version=action.version)
+
+    def _step_trained(self, action: Train, metrics: StepMetrics) -> StepTrained:
+        self.trainer_free_since, self.training = time.monotonic(), None
+        results = [self.results.pop(trial_id) for trial_id in action.trial_ids]
+        self.observer.step(action, results, metrics, idle_s=self.idle_s)
+        for group_id in action.group_ids:
+            self._forget(group_id)
+        return StepTrained(version=action.version + 1)
+
+    def _sync(self, version: int) -> None:
+        if self.crew.trainer is not None:
+            self.crew.engine.update_weights(version, self.crew.trainer.weights_path, reset_kv=version == 0)
+        self.pending.append(WeightsApplied(version=version))
+
+    def _forget(self, group_id: int) -> None:
+        self.results = {name: r for name, r in self.results.items() if r["group_id"] != group_id}
+
+    def _full(self, trial_id: str) -> str:
+        return f"{self.name}/{trial_id}"
+
+
+def step_rows(results: Sequence[Result], advantage: AdvantageFunction) -> list[StepRow]:
+    """The step batch of some trials: the rows of every group that has a signal, each with its trial's advantage."""
+    reward = torch.tensor([r["reward"] for r in results], dtype=torch.float64)
+    group_id = torch.tensor([r["group_id"] for r in results])
+    group = advantage(reward, torch.ones(len(results), dtype=torch.bool), group_id)
+    rows = []
+    for result, value, signal in zip(
+        results, group.advantage.tolist(), group.has_signal.tolist(), strict=True
+    ):
+        for index, row in enumerate(result["rows"] if signal else ()):
+            spans = tuple(
+                (t["request_id"], t["start"], t["end"]) for t in result["turns"] if t["row"] == index
+            )
+            rows.append(
+                StepRow(
+                    row_id=f"{result['trial_id']}#{index}",
+                    trial_id=result["trial_id"],
+                    group_id=result["group_id"],
+                    token_ids=list(row["token_ids"]),
+                    loss_mask=list(row["loss_mask"]),
+                    rollout_logprob=list(row["rollout_logprob"]),
+                    policy_version=list(row["policy_version"]),
+                    advantage=value,
+                    requests=spans,
+                )
+            )
+    return rows

@@ -1,0 +1,86 @@
+"""Brings up what a run needs on this machine, and takes it down whatever happens."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from system.engine import EngineClient, start_embedded_engine
+from system.fleet import Fleet
+from system.fleet.local import LocalFleet
+from system.sandbox import choose_sandbox
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machinery:
+    """Engine and fleet of a run, up and connected; trainers come and go with the arms."""
+
+    engine: EngineClient
+    engine_socket: Path
+    fleet: Fleet
+    sandbox: str
+    sandbox_line: str
+    scratch: Path
+
+
+@contextmanager
+def machinery(
+    *,
+    policy: Path,
+    engine_log: Path,
+    sandbox: str,
+    max_context: int,
+    max_sessions: int,
+    threads: int,
+    device: str,
+) -> Iterator[Machinery]:
+    """Starts the engine and the fleet side by side; at the end nothing of them is left.
+
+    Args:
+        policy: folder of the weights that the engine begins with.
+        engine_log: the engine's own record of what it sampled.
+        sandbox: auto, bubblewrap or process.
+        max_context: longest trajectory.
+        max_sessions: trajectories that the engine keeps cached.
+        threads: of torch, in the engine.
+        device: of the engine.
+    """
+    root = Path(tempfile.gettempdir()) / f"bartleby-{os.getuid()}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    remove_dead_runs(root)
+    with ExitStack() as stack:
+        own = root / f"run-{os.getpid()}"
+        own.mkdir()
+        stack.callback(shutil.rmtree, own, ignore_errors=True)
+        socket_path = own / "engine.sock"
+        # The pool stays open to the end: the engine dies with the thread that started it.
+        pool = stack.enter_context(ThreadPoolExecutor())
+        chosen = pool.submit(choose_sandbox, sandbox)
+        fleet = pool.submit(LocalFleet, root / "trials")
+        engine = pool.submit(
+            start_embedded_engine, policy, socket_path, engine_log, max_context, max_sessions, threads, device
+        )
+        stack.callback(lambda: fleet.exception() or fleet.result().close())
+        stack.callback(lambda: engine.exception() or engine.result().close())
+        client = engine.result().client()
+        stack.callback(client.close)
+        kind, line = chosen.result()
+        yield Machinery(
+            engine=client,
+            engine_socket=socket_path,
+            fleet=fleet.result(),
+            sandbox=kind,
+            sandbox_line=line,
+            scratch=own,
+        )
+
+
+def remove_dead_runs(root: Path) -> None:
+    """Removes what runs left that were killed before they could."""
+    for folder in root.glob("run-*"):
+        if not Path(f"/proc/{folder.name.removeprefix('run-')}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
