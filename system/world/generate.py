@@ -12,7 +12,7 @@ from .names import Split
 from .office import write_world
 from .task import write_task
 
-LEVEL_SHARES = {1: 0.30, 2: 0.30, 3: 0.25, 4: 0.15}
+LEVEL_SHARES = {1: 0.15, 2: 0.35, 3: 0.3, 4: 0.2}
 """Level → share of the tasks."""
 
 _FIRST_COMPANY = 1_000_000

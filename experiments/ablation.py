@@ -1,0 +1,458 @@
+"""What every ablation shares: the settings of a run, and the arms trained one after the other from the same start.
+
+An arm is a value: its rules for weights, loss and advantage. Seeds, tasks, their order and the start are the
+same for all arms. `ablate_aggregation.py` declares three arms and calls `run` here.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from core.advantage import group_mean_advantage
+from core.aggregate import token_mean_weight
+from core.counter import counter_hash
+from core.estimate import compare, mean_and_error, seeds_needed
+from core.loss import importance_weighted_policy_gradient
+from core.schedule import Settings, StartTrial
+from core.staleness import staleness_histogram
+from system.journal import Journal
+from system.loop import AdvantageFunction, Crew, Loop
+from system.record.metrics import JsonLines, commit_hash, write_json
+from system.record.progress import Progress
+from system.record.recorder import Recorder
+from system.record.report import token_pieces, write_report
+from system.record.table import print_summary
+from system.run import Machinery, machinery
+from system.sandbox import SandboxError
+from system.trainer import OptimizerSettings, TrainerProcess
+from system.world.generate import generate
+from system.world.task import Task, read_task
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    policy: Path = ROOT / "policies" / "clerk"
+    """Folder of the policy to start from, an ordinary Hugging Face folder."""
+    out: Path | None = None
+    """Folder of this run; by default out/<script>/<time>."""
+    seed: int = 0
+    """First seed: of training worlds, task order and sampling."""
+    seed_held_out: int = 0
+    """Of the held-out worlds, which are the same for every seed."""
+    seeds: int = 1
+    """Runs of each arm, with seeds counted up from the first."""
+    steps: int = 24
+    """Optimizer steps of each arm and seed."""
+    groups: int = 4
+    """Groups in one step, each the trials of one task."""
+    group_size: int = 8
+    """Trials of one task; the advantage compares them with each other."""
+    max_staleness: int = 2
+    """Versions that the oldest token of a trained trajectory may lag behind the trainer."""
+    max_running: int = 24
+    """Trials side by side."""
+    late_group: Literal["wait", "drop"] = "wait"
+    """Wait for a slow group before it gets too old, or train on and drop it."""
+    max_retries: int = 2
+    """Further attempts at a trial that met a system error."""
+    tasks: int = 192
+    """Training tasks; each is drawn once an epoch."""
+    tasks_held_out: int = 48
+    """Held-out tasks, of other companies with other values; at most 8 for each step, so that a trial run is short."""
+    attempts: int = 2
+    """Trials of each held-out task."""
+    worlds: int = 24
+    """Companies to train in; a third as many are held out."""
+    learning_rate: float = 1.5e-4
+    """Of AdamW."""
+    max_grad_norm: float = 1.0
+    """Bound on the norm of a step's gradient."""
+    delta: float = 0.15
+    """DPPO: probability by which a token may move from its rollout before it loses its gradient (arXiv:2602.04879)."""
+    max_ratio: float = 5.0
+    """DPPO: cap of the importance ratio (the paper's C)."""
+    token_budget: int = 4096
+    """Tokens of one micro-batch."""
+    context: int = 800
+    """Tokens of a training trajectory."""
+    context_held_out: int = 1280
+    """Tokens of a held-out trajectory: longer, as in the seed article (160K and 256K)."""
+    turn_tokens: int = 160
+    """Most tokens of one turn."""
+    turns: int = 24
+    """Most turns of a trial."""
+    nudge_ratio: float = 0.2
+    """Share of the context left at which a training trial is reminded once to come to an end."""
+    temperature: float = 1.0
+    """Of sampling; the trainer applies the same."""
+    sandbox: Literal["auto", "bubblewrap", "process"] = "auto"
+    """Where the tools run."""
+    deadline_s: float = 120.0
+    """Wall clock of a trial; beyond it a system error."""
+    device: str = "cpu"
+    """Of engine and trainer: cpu or cuda."""
+    threads: int = 1
+    """Torch threads of the engine and of the trainer each; on two cores more than one makes both slower."""
+    confidence: float = 0.95
+    """Of the intervals, over all comparisons of the run together."""
+    assumed_seed_spread: float = 0.03
+    """Spread of pass@1 between seeds, for the number of runs a tie would need; used where a single seed cannot tell."""
+
+    def __post_init__(self) -> None:
+        least = {
+            "seeds": 1,
+            "steps": 1,
+            "group_size": 2,
+            "groups": 1,
+            "tasks": 1,
+            "tasks_held_out": 1,
+            "attempts": 1,
+        }
+        for name, bound in least.items():
+            if not getattr(self, name) >= bound:
+                raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+
+    @property
+    def evaluation_tasks(self) -> int:
+        """Held-out tasks that are used."""
+        return min(self.tasks_held_out, 8 * self.steps)
+
+
+class Arm(NamedTuple):
+    """The rules of one arm: functions of core with their settings bound."""
+
+    weight: Callable[..., Any]
+    loss: Callable[..., Any]
+    advantage: AdvantageFunction = partial(group_mean_advantage, tolerance=1e-6)
+
+
+def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) -> None:
+    """Runs a script: one line and exit code 2 for what the user can put right, 130 after Ctrl-C."""
+    import tyro
+
+    try:
+        main(tyro.cli(config, prog=script, config=(tyro.conf.FlagConversionOff,)))
+    except (ValueError, FileNotFoundError, SandboxError) as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print(f"{script}: stopped; the files so far are readable", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def run(config: Config, arms: Mapping[str, Arm], script: str) -> dict[str, Any]:
+    """Trains every arm with every seed, evaluates each on the held-out tasks, writes the files and the report.
+
+    Without arms only the start is evaluated.
+    """
+    begun = time.monotonic()
+    folder = config.out or Path("out") / script / time.strftime("%Y%m%d-%H%M%S")
+    if (folder / "config.json").exists():
+        raise ValueError(f"out must be a new folder, got {folder} with a run in it")
+    check_policy(config.policy)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()
+    }
+    commit = commit_hash(ROOT)
+    command = f"python experiments/{script}.py {' '.join(sys.argv[1:])}".strip()
+    write_json(folder / "config.json", {**settings, "arms": list(arms), "commit": commit, "command": command})
+    names = [*arms, "warm_start"]
+    with Progress({arm: config.steps * config.seeds for arm in arms} | {"warm_start": 0}) as progress:
+        progress.note(f"run folder {folder}")
+        with machinery(
+            policy=config.policy,
+            engine_log=folder / "engine.jsonl",
+            sandbox=config.sandbox,
+            max_context=config.context_held_out,
+            max_sessions=2 * config.max_running,
+            threads=config.threads,
+            device=config.device,
+        ) as machine:
+            progress.note(machine.sandbox_line)
+            runs = Runs(config, folder, machine, progress, begun)
+            for seed in range(config.seed, config.seed + config.seeds):
+                for name in names:
+                    runs.one(name, seed, arms.get(name))
+            spent = {
+                **runs.cpu_seconds,
+                "engine": machine.engine.stats()["cpu_s"],
+                "driver": time.process_time(),
+            }
+    summary = {
+        "config": settings | {"tasks_held_out": config.evaluation_tasks},
+        "commit": commit,
+        "command": command,
+        "finished": True,
+        "seconds": time.monotonic() - begun,
+        "arms": {name: arm_summary(runs.recorders[name], runs.trained[name]) for name in arms},
+        "warm_start": arm_summary(runs.recorders["warm_start"], []),
+        "comparisons": comparisons(config, runs.recorders, list(arms)),
+        "throughput": {
+            "trials_per_minute": 60 * runs.trials / runs.seconds,
+            "cpu_seconds_per_trial": {name: value / runs.trials for name, value in spent.items()},
+            "first_step_seconds": runs.first_step_seconds,
+        },
+    }
+    write_json(folder / "summary.json", summary)
+    write_report(folder, decode=token_pieces(config.policy / "tokenizer.json"))
+    print_summary(summary)
+    print(f"report {folder / 'report.html'}")
+    return summary
+
+
+class Runs:
+    """The arms of a run, one at a time on the same engine and fleet; what they leave for the summary."""
+
+    def __init__(
+        self, config: Config, folder: Path, machine: Machinery, progress: Progress, begun: float
+    ) -> None:
+        self.config, self.folder, self.machine, self.progress, self.begun = (
+            config,
+            folder,
+            machine,
+            progress,
+            begun,
+        )
+        self.metrics = JsonLines(folder / "metrics.jsonl")
+        self.trajectories = JsonLines(folder / "trajectories.jsonl")
+        self.recorders: dict[str, list[Recorder]] = {}
+        self.trained: dict[str, list[float]] = {}
+        self.cpu_seconds = {"tools": 0.0, "agent": 0.0, "trainer": 0.0}
+        self.trials, self.seconds = 0, 0.0
+        self.first_step_seconds: float | None = None
+
+    def one(self, name: str, seed: int, arm: Arm | None) -> None:
+        """One arm with one seed; without an arm only the evaluation of the start."""
+        config = self.config
+        begun = time.monotonic()
+        tasks = self._tasks(seed)
+        recorder = Recorder(
+            arm=name,
+            seed=seed,
+            tasks={purpose: [described(task) for task in some] for purpose, some in tasks.items()},
+            metrics=self.metrics,
+            trajectories=self.trajectories,
+            progress=self.progress,
+        )
+        self.recorders.setdefault(name, []).append(recorder)
+        self.progress.phase(name, "starting")
+        # Without an arm the trainer takes no step: it brings the engine back to the weights of the start.
+        rules = arm or Arm(weight=token_mean_weight, loss=importance_weighted_policy_gradient)
+        trainer = self._trainer(rules)
+        journal = Journal(self.folder / "events.jsonl", tags={"arm": name, "seed": seed})
+        loop = Loop(
+            self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks),
+            crew=Crew(fleet=self.machine.fleet, engine=self.machine.engine, trainer=trainer),
+            name=f"{name}/{seed}",
+            spec=partial(self._spec, tasks, seed),
+            advantage=rules.advantage,
+            journal=journal,
+            observer=recorder,
+        )
+        try:
+            reason = loop.run()
+            if arm:
+                trainer.save(self.folder / "weights" / f"{name}-{seed}")
+        finally:
+            journal.close()
+            trainer.close()
+        if reason != "all steps trained":
+            raise RuntimeError(
+                f"{name} seed {seed} ended early: {reason}; see {self.folder / 'events.jsonl'}"
+            )
+        self.trained.setdefault(name, []).append(time.monotonic() - begun)
+        if self.first_step_seconds is None and recorder.first_step_at is not None:
+            self.first_step_seconds = recorder.first_step_at - self.begun
+        for part in ("tools", "agent"):
+            self.cpu_seconds[part] += recorder.cpu_seconds[part]
+        self.cpu_seconds["trainer"] += recorder.trainer_cpu_s
+        self.trials += recorder.trials
+        self.seconds += time.monotonic() - begun
+
+    def _tasks(self, seed: int) -> dict[str, list[Task]]:
+        """Training tasks of this seed; the held-out tasks are the same for every seed."""
+        config = self.config
+        train, held_out = self.folder / "tasks" / f"train-{seed}", self.folder / "tasks" / "heldout"
+        if not train.exists():
+            generate(train, split="train", worlds=config.worlds, tasks=config.tasks, seed=seed)
+        if not held_out.exists():
+            worlds = max(1, config.worlds // 3)
+            generate(
+                held_out,
+                split="heldout",
+                worlds=worlds,
+                tasks=config.evaluation_tasks,
+                seed=config.seed_held_out,
+            )
+        return {
+            "train": [read_task(path) for path in sorted((train / "tasks").iterdir())],
+            "eval": [read_task(path) for path in sorted((held_out / "tasks").iterdir())],
+        }
+
+    def _trainer(self, arm: Arm) -> TrainerProcess:
+        config = self.config
+        return TrainerProcess(
+            config.policy,
+            weight_function=arm.weight,
+            loss_function=arm.loss,
+            optimizer=OptimizerSettings(
+                learning_rate=config.learning_rate,
+                beta1=0.9,
+                beta2=0.98,
+                epsilon=1e-8,
+                weight_decay=0.01,
+                max_grad_norm=config.max_grad_norm,
+            ),
+            token_budget=config.token_budget,
+            temperature=config.temperature,
+            weights_dir=self.machine.scratch / "weights",
+            input_path=self.folder / "trainer_input.jsonl",
+            threads=config.threads,
+            device=config.device,
+        )
+
+    def _schedule(self, seed: int, *, steps: int, tasks: Mapping[str, Sequence[Task]]) -> Settings:
+        config = self.config
+        return Settings(
+            steps=steps,
+            batch_groups=config.groups,
+            group_size=config.group_size,
+            max_staleness=config.max_staleness,
+            max_running=config.max_running,
+            max_retries=config.max_retries,
+            min_valid=2,
+            tolerance=1e-6,
+            max_zero_variance=4 * config.groups,
+            max_lost=config.groups,
+            late_group=config.late_group,
+            requeue_stale=True,
+            task_count=len(tasks["train"]),
+            seed=seed,
+            evaluate_at=(steps,),
+            evaluation_tasks=len(tasks["eval"]),
+            evaluation_samples=config.attempts,
+        )
+
+    def _spec(
+        self, tasks: Mapping[str, Sequence[Task]], seed: int, action: StartTrial, trial_id: str
+    ) -> dict[str, Any]:
+        """What a trial needs; its sampling seed depends on the place in the schedule, not on the arm."""
+        config, training = self.config, action.purpose == "train"
+        place = (
+            (action.group_id, action.sample, action.attempt) if training else (-1, action.task, action.sample)
+        )
+        return {
+            "trial_id": trial_id,
+            "task": str(tasks[action.purpose][action.task].folder),
+            "policy": str(config.policy),
+            "engine_socket": str(self.machine.engine_socket),
+            "sandbox": self.machine.sandbox,
+            "scratch": str(self.machine.scratch),
+            "seed": counter_hash(seed, *place),
+            "deadline_s": config.deadline_s,
+            "tool_timeout_s": 30.0,
+            "limits": {
+                "context": config.context if training else config.context_held_out,
+                "turn_tokens": config.turn_tokens,
+                "turns": config.turns,
+                "repairs": 2,
+                "result_characters": 1200,
+                "nudge_ratio": config.nudge_ratio if training else 0.0,
+                "temperature": config.temperature,
+            },
+        }
+
+
+def check_policy(folder: Path) -> None:
+    """Refuses a policy folder that lacks a file, before anything is started."""
+    for name in (
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ):
+        if not (folder / name).is_file():
+            raise ValueError(f"policy must be a folder with {name}, got {folder}")
+
+
+def described(task: Task) -> dict[str, Any]:
+    """What the files of a run say about a task."""
+    return {
+        "task": task.id,
+        "level": task.level,
+        "family": task.family,
+        "domain": task.domain,
+        "instruction": task.instruction,
+    }
+
+
+def scores(recorder: Recorder, key: str) -> list[float]:
+    """Mean over attempts of each held-out task."""
+    assert recorder.evaluated is not None
+    return [mean_and_error([float(x) for x in task[key]]).mean for task in recorder.evaluated["tasks"]]
+
+
+def arm_summary(recorders: Sequence[Recorder], seconds: Sequence[float]) -> dict[str, Any]:
+    """Held-out scores with standard errors over tasks (of the mean over seeds), behaviour, and what it took."""
+    lines = [r.evaluated for r in recorders if r.evaluated is not None]
+
+    def estimate(key: str) -> dict[str, float]:
+        by_task = zip(*(scores(r, key) for r in recorders), strict=True)
+        mean, error = mean_and_error([mean_and_error(values).mean for values in by_task])
+        return {"mean": mean, "se": error}
+
+    def mean(key: str) -> float:
+        return mean_and_error([line[key] for line in lines]).mean
+
+    return {
+        "reward": estimate("rewards"),
+        "pass_at_1": estimate("passed"),
+        "turns": mean("turns"),
+        "tokens_per_turn": mean("tokens_per_turn"),
+        "tool_success": mean("tool_success"),
+        "context_exhaustion": mean("context_exhausted"),
+        "staleness": staleness_histogram(age for r in recorders for age in r.ages),
+        "seconds": mean_and_error(list(seconds)).mean if seconds else None,
+        "trainer_idle": mean_and_error([r.trainer_idle for r in recorders]).mean if seconds else None,
+    }
+
+
+def comparisons(
+    config: Config, recorders: Mapping[str, Sequence[Recorder]], arms: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Every pair of arms on held-out pass@1, paired by task and seed; intervals hold for all pairs together."""
+    pairs = [(a, b) for i, a in enumerate(arms) for b in arms[i + 1 :]]
+    table = {arm: [scores(r, "passed") for r in recorders[arm]] for arm in arms}
+    confidence = 1 - (1 - config.confidence) / max(1, len(pairs))
+    found = []
+    for a, b in pairs:
+        told = compare(table[a], table[b], confidence=confidence)
+        measured = told.seed_spread == told.seed_spread  # NaN with one seed
+        spread = told.seed_spread if measured else config.assumed_seed_spread
+        needed = (
+            seeds_needed(difference=told.difference, seed_spread=spread, power=0.8, confidence=confidence)
+            if (told.difference and told.verdict == "tie")
+            else None
+        )
+        found.append(
+            {
+                "a": a,
+                "b": b,
+                "difference": told.difference,
+                "low": told.low,
+                "high": told.high,
+                "verdict": told.verdict,
+                "seeds_needed": needed,
+                "seed_spread": spread,
+                "seed_spread_measured": measured,
+            }
+        )
+    return found
