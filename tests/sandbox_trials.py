@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 from mcp import MCPError
 
-from system.sandbox import Limits, Sandbox, SandboxError, kernel, open_sandbox
+from system.sandbox import Limits, Sandbox, SandboxError, frozen, kernel, open_sandbox
 from system.sandbox.serve import open_client, serve
 
 
@@ -22,6 +22,8 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
 
 def opened(spec: dict[str, Any]) -> Sandbox:
     """The sandbox of a spec."""
+    if spec.get("old_kernel"):
+        frozen.can_hold_marks = lambda folder: False
     limits = Limits(**spec.get("limits", {}))
     return open_sandbox(spec["kind"], Path(spec["world"]), Path(spec["scratch"]), serve, limits)
 

@@ -185,6 +185,13 @@ def test_world_and_tmp_and_processes_are_limited(trial: Trial) -> None:
     assert int(result["answers"][1]) < 320
 
 
+@needs_bubblewrap
+def test_a_diff_in_the_scratch_folder_is_as_exact_and_removed(trial: Trial, task: Path) -> None:
+    replace = code("import shutil, os; shutil.rmtree('old'); os.mkdir('old', 0); os.mkfifo('old.fifo')")
+    result = trial("use_tools", "bubblewrap", calls=[replace], old_kernel=True)
+    assert result["changed"] == ["old.fifo", "old/a.txt", "old/b.txt"]
+
+
 @both_kinds
 def test_the_diff_is_exactly_what_the_tools_did(trial: Trial, task: Path, kind: str) -> None:
     sheet, deck = (min(path.name for path in (task / "world").glob(f"*.{kind}")) for kind in ("xlsx", "pptx"))

@@ -100,7 +100,10 @@ class LocalFleet:
             return
         self._closed = True
         if self._parent is not None:
-            self._control.close()  # the parent kills its trials and ends when it reads the end of the stream
+            # The end of the stream tells the parent to kill its trials and end; shut down, not only closed,
+            # because a process that was forked meanwhile may hold the stream too.
+            self._control.shutdown(socket.SHUT_RDWR)
+            self._control.close()
             try:
                 self._parent.wait(20)
             except subprocess.TimeoutExpired:

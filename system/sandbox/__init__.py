@@ -185,7 +185,8 @@ def bubblewrap_fault() -> str:
 def clean_environment() -> dict[str, str]:
     """Environment of this project's processes: the modules, one thread each, nothing of the user's."""
     modules = [os.path.abspath(entry) for entry in sys.path]
-    return {
+    libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return libraries | {
         "PATH": os.environ.get("PATH", os.defpath),
         "PYTHONPATH": os.pathsep.join(modules),
         "PYTHONSAFEPATH": "1",

@@ -16,8 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import Limits, SandboxError, Serve, kernel, scratch, server_process
-from .frozen import FrozenWorld
+from . import Limits, SandboxError, Serve, frozen, kernel, scratch, server_process
 
 ROOT = Path("/world")
 """Where the tools see the world."""
@@ -32,7 +31,8 @@ class BubblewrapSandbox:
 
     bwrap starts a shell that waits; the server is a fork of this process that joins the shell's namespaces,
     so it costs no new interpreter. The diff lies on a size-limited tmpfs that is mounted in this process's
-    own mount namespace: nothing reaches the disk, and nothing outlives the process.
+    own mount namespace: nothing reaches the disk, and nothing outlives the process. (Before Linux 6.6 a tmpfs
+    cannot hold overlay's marks for an ordinary user; there the diff lies in the scratch folder, without limit.)
     """
 
     kind = "bubblewrap"
@@ -43,8 +43,8 @@ class BubblewrapSandbox:
         self._stream: socket.socket | None = None
         self._bwrap = self._server = self._init = self._hold = -1
         self._server_exit: int | None = None
-        self._frozen: FrozenWorld | None = None
-        self._closed = False
+        self._frozen: frozen.FrozenWorld | None = None
+        self._closed = self._on_tmpfs = False
         if (threads := kernel.thread_count()) != 1:
             raise SandboxError("start", f"the calling process must have one thread, got {threads}")
         bwrap = shutil.which("bwrap")
@@ -71,6 +71,9 @@ class BubblewrapSandbox:
         """Upper, work and merged folder on one tmpfs, then the overlay."""
         options = f"size={self._limits.world_bytes},nr_inodes=16384,mode=0700"
         kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+        self._on_tmpfs = frozen.can_hold_marks(self._folder)
+        if not self._on_tmpfs:
+            kernel.unmount(self._folder)
         upper, work, merged = (self._folder / name for name in ("upper", "work", "merged"))
         for folder in (upper, work, merged):
             folder.mkdir()
@@ -149,7 +152,7 @@ class BubblewrapSandbox:
         said = server_process.last_line(self._folder / "server.log")
         return f"tool server exit {self._server_exit} {said}".strip()
 
-    def freeze(self) -> FrozenWorld:
+    def freeze(self) -> frozen.FrozenWorld:
         """Kill everything inside, confirm it, seal the diff."""
         if self._frozen is None:
             if self._closed:
@@ -157,10 +160,11 @@ class BubblewrapSandbox:
             self._kill("freeze")
             try:
                 kernel.unmount(self._folder / "merged")
-                kernel.mount("none", self._folder, None, kernel.MS_REMOUNT | kernel.MS_RDONLY)
+                if self._on_tmpfs:
+                    kernel.mount("none", self._folder, None, kernel.MS_REMOUNT | kernel.MS_RDONLY)
             except OSError as error:
                 raise SandboxError("freeze", str(error)) from error
-            self._frozen = FrozenWorld(lower=self._world, upper=self._folder / "upper")
+            self._frozen = frozen.FrozenWorld(lower=self._world, upper=self._folder / "upper")
         return self._frozen
 
     def close(self) -> None:
@@ -313,7 +317,17 @@ def _view(scratch_root: str, tmp_bytes: int) -> list[str]:
 def _system(scratch_root: str) -> tuple[str, ...]:
     """The system's folders, the interpreter's, nothing of the user's, even where that lies in them."""
     shown: list[str] = []
-    for folder in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+    for folder in (
+        "/usr",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/libx32",
+        "/nix/store",
+        "/gnu/store",
+    ):
         if os.path.islink(folder):
             shown += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):

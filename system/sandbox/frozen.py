@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-_OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
+_OPAQUE = "user.overlay.opaque"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +91,16 @@ class FrozenWorld:
                     yield str(rel / name), below / name
 
 
+def can_hold_marks(folder: Path) -> bool:
+    """Whether an overlay's upper layer can lie there: its marks are attributes that not every file system has."""
+    try:
+        os.setxattr(folder, "user.overlay.probe", b"y")
+        os.removexattr(folder, "user.overlay.probe")
+    except OSError:
+        return False
+    return True
+
+
 def _inside(rel: str) -> PurePosixPath:
     path = PurePosixPath(rel)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in rel:
@@ -118,13 +128,10 @@ def _whiteout(path: Path) -> bool:
 
 def _opaque(folder: Path) -> bool:
     """Overlay's mark of a folder that hides the one below it."""
-    for name in _OPAQUE:
-        try:
-            if os.getxattr(folder, name, follow_symlinks=False) == b"y":
-                return True
-        except OSError:  # not set, or not readable for this user
-            continue
-    return False
+    try:
+        return os.getxattr(folder, _OPAQUE, follow_symlinks=False) == b"y"
+    except OSError:  # not set
+        return False
 
 
 def _descend(base: Path, rel: PurePosixPath) -> Path | None:

@@ -43,10 +43,15 @@ def reap(root: Path) -> list[str]:
         folder = entry.with_suffix("")
         if not _owner_is_dead(entry):
             continue
-        _kill_inside(folder)
-        for mounted in _mounts_below(folder):
-            kernel.unmount(mounted)
-        remove_folder(folder)
+        try:
+            _kill_inside(folder)
+            for mounted in _mounts_below(folder):
+                kernel.unmount(mounted)
+            remove_folder(folder)
+        except FileNotFoundError:  # another reaper is at it
+            continue
+        except PermissionError:  # another user's; that user's next run removes it
+            continue
         removed.append(folder.name)
     return removed
 
