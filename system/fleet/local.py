@@ -56,6 +56,13 @@ class LocalFleet:
         """Ids of the trials that were started and not yet returned."""
         return frozenset(self._running)
 
+    @property
+    def parent_pid(self) -> int:
+        """Pid of the parent of the trials. Raises FleetError while there is none."""
+        if self._parent is None:
+            raise FleetError("the fleet has no parent process")
+        return self._parent.pid
+
     def start(self, spec: dict[str, Any]) -> None:
         """Start a trial.
 
