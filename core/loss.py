@@ -171,7 +171,7 @@ class _Token(NamedTuple):
 
 
 def _token(logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, loss_mask: Tensor) -> _Token:
-    """Arguments made harmless outside the mask and wide enough, and the detached ratio."""
+    """Recorded arguments made harmless outside the mask, all wide enough, and the detached ratio."""
     _check_shapes(logprob, rollout_logprob, advantage, loss_mask)
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     sampled = loss_mask & rollout_logprob.isfinite()
@@ -179,7 +179,7 @@ def _token(logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, loss_mas
     ratio = (torch.where(sampled, logprob.detach(), 0.0).to(dtype) - anchor).exp()
     usable = sampled & ~ratio.isinf()
     return _Token(
-        logprob=torch.where(usable, logprob, 0.0).to(dtype),
+        logprob=logprob.to(dtype),
         rollout_logprob=torch.where(usable, anchor, 0.0),
         advantage=torch.where(usable, advantage, 0.0).detach().to(dtype),
         ratio=torch.where(usable, ratio, 0.0),
@@ -189,7 +189,7 @@ def _token(logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, loss_mas
 
 
 def _score(token: _Token, coefficient: Tensor, *, out_of_region: Tensor) -> TokenLoss:
-    """-coefficient * advantage * logprob, with the logprob itself taken out where the coefficient is 0."""
+    """-coefficient * advantage * logprob; where nothing is trained the logprob itself is replaced."""
     outside = out_of_region & token.usable
     coefficient = torch.where(token.usable & ~outside, coefficient, 0.0)
     score = torch.where(token.usable & ~outside, token.logprob, 0.0)

@@ -149,6 +149,13 @@ def test_trial_processes_never_see_torch():
     assert in_a_fresh_python(code, ROOT).strip() == "False"
 
 
+def test_rooms_that_a_trial_runs_in_never_see_torch():
+    rooms = ["trial", "fleet", "harness", "tools", "verify", "world", "sandbox"]
+    present = [f"system.{room}" for room in rooms if list((ROOT / "system").glob(f"{room}*"))]
+    code = f"import sys\nfor m in {present}: __import__(m)\nprint('torch' in sys.modules)"
+    assert in_a_fresh_python(code, ROOT).strip() == "False"
+
+
 def test_core_works_under_another_name(tmp_path):
     """It can be copied into any other framework."""
     here = tmp_path / "vendored_rl"

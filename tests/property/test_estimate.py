@@ -158,6 +158,14 @@ def test_many_tasks_do_not_hide_a_spread_over_seeds():
     assert many.low == pytest.approx(few.low) and many.high == pytest.approx(few.high)
 
 
+def test_seeds_and_tasks_both_widen_the_interval():
+    """Mean squares 9, 9 and 1: variance (9 + 9 - 1) / 4, Satterthwaite 17^2 / (81 + 81 + 1)."""
+    found = estimate.compare([[0.0, 0.0]] * 2, [[0.0, 2.0], [2.0, 6.0]], confidence=0.95)
+    reach = student_quantile(0.975, 289 / 163) * math.sqrt(4.25)
+    assert (found.low, found.high) == pytest.approx((2.5 - reach, 2.5 + reach))
+    assert found.seed_spread == pytest.approx(3 / math.sqrt(2))
+
+
 def test_one_seed_and_one_task_prove_nothing():
     found = estimate.compare([[0.0]], [[1.0]], confidence=0.5)
     assert found.verdict == "tie" and found.low == -math.inf and math.isnan(found.seed_spread)

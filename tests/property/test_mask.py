@@ -67,7 +67,7 @@ def test_next_in_row_refuses_shapes_that_differ():
 
 def test_only_sampled_tokens_are_trained():
     """G21: an assistant turn of three tokens inside the prompt, then two sampled ones."""
-    version = torch.tensor([-1, -1, -1, -1, -1, 3, 4])
+    version = torch.tensor([-1, -1, -1, -1, -1, 0, 4])
     everything = torch.ones(7, dtype=torch.bool)
     assert mask.sampled_only(everything, version).tolist() == [False] * 5 + [True] * 2
     assert not mask.sampled_only(~everything, version).any()

@@ -118,6 +118,8 @@ def test_rows_of_one_rollout_must_agree_on_the_reward():
     """G10."""
     with pytest.raises(ValueError, match="rows of rollout 7 must agree on the reward, got 1.0 and 0.0"):
         outcome.reward_per_rollout([3, 7, 7], [0.5, 1.0, 0.0])
+    with pytest.raises(ValueError, match="rows of rollout 7 must agree on the reward, got 0.0 and 1.0"):
+        outcome.reward_per_rollout([7, 7], [0.0, 1.0])
 
 
 def test_zero_is_a_reward_and_none_is_not():

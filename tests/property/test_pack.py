@@ -32,6 +32,15 @@ def test_no_micro_batch_exceeds_the_budget_unless_it_is_one_row(lengths, budget)
         assert len(rows) == 1 or sum(lengths[i] for i in rows) <= budget
 
 
+@given(lengths=LENGTHS, budget=BUDGET, data=st.data())
+def test_the_order_of_the_rows_changes_no_micro_batchs_lengths(lengths, budget, data):
+    def shapes(rows):
+        bins = pack.first_fit_decreasing(rows, token_budget=budget)
+        return sorted(sorted(rows[i] for i in bin_) for bin_ in bins)
+
+    assert shapes(lengths) == shapes(data.draw(st.permutations(lengths)))
+
+
 @given(lengths=LENGTHS, budget=BUDGET)
 def test_packing_is_within_first_fit_decreasings_bound(lengths, budget):
     fitting = [length for length in lengths if length <= budget]

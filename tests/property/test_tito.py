@@ -243,6 +243,7 @@ def test_glm_delta_does_not_cut_at_an_earlier_observation():
         ("the template rewrote what came before", [1, 2, E], [1, 3, E, 4], E, ()),
         ("the observation made the conversation shorter", [1, 2, E], [1, 2], E, ()),
         ("the turn has no stop token", [1, E, N], [1, E, N, S], 5, (N,)),
+        ("the turn has no stop token, nor has its rendering", [1, 5], [1, 5, S], 5, ()),
         ("the template does not end with the stop token", [1, 2], [1, 2, 7], E, ()),
         ("something else follows the stop token", [1, E, 9], [1, E, 9, 7], E, (N,)),
         ("the separator is missing", [1, E], [1, E, 7], E, (N,)),

@@ -1,0 +1,147 @@
+"""Breaks core on purpose, one line at a time, and asks whether a law goes red.
+
+Run by hand: `python tests/mutants.py [part of a file name]`. Each mutant is a copy of core and tests with one text
+replaced; the laws of that file must fail on it. A mutant that survives names a law that is too weak.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MUTANTS = [
+    # file, old text, new text, laws that must notice
+    ("tito.py", "if row.finish_reason not in (\"\", \"abort\"):", "if False:", "tito"),
+    ("tito.py", "loss_mask=row.loss_mask + (True,) * len(token_ids)", "loss_mask=(True,) * len(row) + (True,) * len(token_ids)", "tito"),
+    ("tito.py", "loss_mask=row.loss_mask + (False,) * count", "loss_mask=row.loss_mask + (True,) * count", "tito"),
+    ("tito.py", "return full[len(prefix) - len(gap) :]", "return full[len(prefix) :]", "tito"),
+    ("tito.py", "return full[len(prefix) + 1 :]", "return full[len(prefix) :]", "tito"),
+    ("tito.py", "or full[: len(prefix)] != prefix", "", "tito"),
+    ("tito.py", "if last_token not in stop_ids or", "if", "tito"),
+    ("tito.py", "if row.finish_reason != \"stop\":", "if False:", "tito"),
+    ("tito.py", "last.finish_reason == \"stop\" and ", "", "tito"),
+    ("tito.py", "policy_version=row.policy_version[:length]", "policy_version=row.policy_version", "tito"),
+    ("tito.py", "if not math.isfinite(value):", "if math.isnan(value):", "tito"),
+    ("tito.py", "(NOT_SAMPLED,) * count", "(0,) * count", "tito"),
+    ("mask.py", "row_id[1:] == row_id[:-1], value[1:]", "row_id[1:] >= 0, value[1:]", "mask"),
+    ("mask.py", "value[1:], shifted[:-1])", "value[:-1], shifted[:-1])", "mask"),
+    ("mask.py", "policy_version >= 0", "policy_version > 0", "mask"),
+    ("mask.py", "& keep[row_index]", "| keep[row_index]", "mask"),
+    ("advantage.py", "counted = valid & reward.isfinite()", "counted = valid", "advantage"),
+    ("advantage.py", "& counted[None, :]", "", "advantage"),
+    ("advantage.py", "has_signal=counted & (count >= 2) & differs", "has_signal=(count >= 2) & differs", "advantage"),
+    ("advantage.py", "differs = highest - lowest > tolerance", "differs = highest - lowest >= tolerance", "advantage"),
+    ("advantage.py", "(group.count - 1).clamp(min=1)\n    scale", "group.count.clamp(min=1)\n    scale", "advantage"),
+    ("advantage.py", "* group.count / (group.count - 1).clamp(min=1)", "", "advantage"),
+    ("advantage.py", "group.has_signal & (group.mean > 0)", "group.has_signal", "advantage"),
+    ("advantage.py", "(group.count >= 2) & ~group.differs", "~group.differs", "advantage"),
+    ("loss.py", "torch.where(usable, logprob, 0.0).to(dtype)", "logprob.to(dtype)", "loss"),
+    ("loss.py", "score = torch.where(token.usable & ~outside, token.logprob, 0.0)", "score = token.logprob * (token.usable & ~outside)", "loss"),
+    ("loss.py", "usable = sampled & ~ratio.isinf()", "usable = sampled", "loss"),
+    ("loss.py", "usable = sampled & ~ratio.isinf()", "usable = sampled & ratio.isfinite()", "loss"),
+    ("loss.py", "sampled = loss_mask & rollout_logprob.isfinite()", "sampled = loss_mask", "loss"),
+    ("loss.py", "(torch.where(sampled, logprob.detach(), 0.0)", "(torch.where(sampled, logprob, 0.0)", "loss"),
+    ("loss.py", "too_high = (token.advantage > 0) & (moved > delta_high)", "too_high = moved > delta_high", "loss"),
+    ("loss.py", "too_low = (token.advantage < 0) & (-moved > delta_low)", "too_low = (token.advantage < 0) & (-moved > delta_high)", "loss"),
+    ("loss.py", "(log_pi > log_mu) & ", "", "loss"),
+    ("loss.py", "log_mu.exp() * (log_mu - log_pi)", "log_pi.exp() * (log_pi - log_mu)", "loss"),
+    ("loss.py", ".clamp(max=ceiling), token", ", token", "loss"),
+    ("loss.py", "(token.ratio <= min_ratio)", "(token.ratio < min_ratio)", "loss"),
+    ("loss.py", "(token.ratio >= max_ratio)", "(token.ratio > max_ratio)", "loss"),
+    ("loss.py", "weight = token.ratio.clamp(min_ratio, max_ratio)", "weight = token.ratio.clamp(1 - min_ratio, 1 + max_ratio)", "loss"),
+    ("loss.py", "value=-coefficient", "value=coefficient", "loss"),
+    ("loss.py", "torch.promote_types(logprob.dtype, torch.float32)", "logprob.dtype", "loss"),
+    ("loss.py", "unusable=token.loss_mask & ~token.usable", "unusable=~token.usable", "loss"),
+    ("aggregate.py", "_distinct(loss_mask, row_id) * _tokens(loss_mask, row_id), loss_mask, dtype", "_distinct(torch.ones_like(loss_mask), row_id) * _tokens(loss_mask, row_id), loss_mask, dtype", "aggregate"),
+    ("aggregate.py", "_distinct(loss_mask, group_id) * _tokens(loss_mask, group_id)", "_distinct(loss_mask, row_id) * _tokens(loss_mask, group_id)", "aggregate"),
+    ("aggregate.py", "index_add(0, place, loss_mask.to(place.dtype))", "index_add(0, place, torch.ones_like(place))", "aggregate"),
+    ("aggregate.py", "return loss_mask & (position == first[place])", "return position == first[place]", "aggregate"),
+    ("aggregate.py", "rows = _tokens(_one_per_row(loss_mask, row_id), group_id)", "rows = _tokens(loss_mask, group_id)", "aggregate"),
+    ("aggregate.py", "torch.where(loss_mask, live.reciprocal(), 0.0)", "live.reciprocal()", "aggregate"),
+    ("aggregate.py", "loss_mask.sum(), loss_mask", "torch.tensor(len(loss_mask)), loss_mask", "aggregate"),
+    ("aggregate.py", ".to(torch.promote_types(dtype, torch.float32))", ".to(dtype)", "aggregate"),
+    ("staleness.py", "(max_staleness + version + 1)", "(max_staleness + version)", "staleness"),
+    ("staleness.py", "- accepted - running\n", "- accepted\n", "staleness"),
+    ("staleness.py", "return age <= max_staleness", "return age < max_staleness", "staleness"),
+    ("staleness.py", "oldest = min(", "oldest = max(", "staleness"),
+    ("staleness.py", "if v >= 0), default", "), default", "staleness"),
+    ("pack.py", "if lengths[index] <= free", "if lengths[index] <= free + 1", "pack"),
+    ("pack.py", "key=lambda i: (-lengths[i], i)", "key=lambda i: i", "pack"),
+    ("pack.py", "return -count % ranks", "return ranks - count % ranks", "pack"),
+    ("pack.py", "if len(hands[r]) < places", "", "pack"),
+    ("pack.py", "length * length for", "length for", "pack"),
+    ("pack.py", "load[rank] += costs[index]", "load[rank] += 0", "pack"),
+    ("budget.py", "min(cap, window - used)", "min(cap, window)", "budget"),
+    ("budget.py", "not already_nudged and ", "", "budget"),
+    ("budget.py", "limit * 2 // 3", "limit // 2", "budget"),
+    ("budget.py", "len(text) - tail", "-tail", "budget"),
+    ("outcome.py", "if size - lost < min_valid:", "if False:", "outcome"),
+    ("outcome.py", "owner in found and found[owner] != value", "found.get(owner) and found[owner] != value", "outcome"),
+    ("estimate.py", "math.comb(trials - passed, k)", "math.comb(passed, k)", "estimate"),
+    ("estimate.py", "total = square[0] + square[1] - square[2]", "total = square[2]", "estimate"),
+    ("estimate.py", "so_far = max(so_far, ", "so_far = max(0.0, ", "estimate"),
+    ("logprob.py", "grad_head += grad_logits.T @ state", "grad_head = grad_logits.T @ state", "logprob"),
+    ("logprob.py", "(-grad / ctx.temperature)", "(-grad)", "logprob"),
+    ("mismatch.py", "torch.expm1(d) - d", "torch.expm1(-d) + d", "mismatch"),
+    ("mismatch.py", "torch.where(usable, term, 0.0).sum()", "term.sum()", "mismatch"),
+    ("schedule/admission.py", "len(state.running) < settings.max_running", "len(state.running) <= settings.max_running", "schedule"),
+    ("schedule/admission.py", "+ len(state.training) + ready", "+ ready", "schedule"),
+    ("schedule/admission.py", "version=state.applied,", "version=state.trained,", "schedule"),
+    ("schedule/admission.py", "return max(0, min(by_staleness, needed))", "return by_staleness", "schedule"),
+    ("schedule/admission.py", "if state.ending or state.applied is None", "if state.applied is None", "schedule"),
+    ("schedule/admission.py", "(g.purpose == \"train\", g.group_id, i)", "(False, g.group_id, i)", "schedule"),
+    ("schedule/order.py", "next_version - oldest > settings.max_staleness", "next_version - oldest > settings.max_staleness + 1", "schedule"),
+    ("schedule/order.py", "state.trained + bool(state.training)", "state.trained", "schedule"),
+    ("schedule/order.py", "if settings.late_group == \"wait\" and started and not", "if False and not", "schedule"),
+    ("schedule/order.py", "_in_time(settings, state, started + surplus)", "_in_time(settings, state, started)", "schedule"),
+    ("schedule/order.py", "start=1)", "start=0)", "schedule"),
+    ("schedule/order.py", "key=lambda g: (_born(g), g.group_id)", "key=lambda g: -g.group_id", "schedule"),
+    ("schedule/order.py", "if s.status == \"valid\")\n    state", ")\n    state", "schedule"),
+    ("schedule/report.py", "sample.attempt < settings.max_retries", "True", "schedule"),
+    ("schedule/report.py", "state.zero_variance < settings.max_zero_variance", "True", "schedule"),
+    ("schedule/report.py", "version=oldest)", "version=sample.version)", "schedule"),
+    ("schedule/report.py", "if event.trial_id not in state.running:", "if False:", "schedule"),
+    ("schedule/evaluation.py", "kept = {k: g for k, g in state.groups.items() if g.purpose == \"train\"}", "kept = state.groups", "schedule"),
+    ("schedule/reducer.py", "or state.evaluating is not None or state.ending", "or state.ending", "schedule"),
+    ("schedule/reducer.py", "or state.running or", "or", "schedule"),
+]  # fmt: skip
+
+
+def survives(file: str, old: str, new: str, laws: str) -> bool:
+    """Whether the laws stay green although core is broken."""
+    with tempfile.TemporaryDirectory() as name:
+        copy = Path(name)
+        ignore = shutil.ignore_patterns("__pycache__", ".hypothesis")
+        for folder in ("core", "tests"):
+            shutil.copytree(ROOT / folder, copy / folder, ignore=ignore)
+        shutil.copy(ROOT / "setup.cfg", copy)
+        target = copy / "core" / file
+        text = target.read_text()
+        if old not in text:
+            raise ValueError(f"{file} must contain the text to break, got none of {old!r}")
+        target.write_text(text.replace(old, new))
+        run = [sys.executable, "-m", "pytest", "-x", "-q", f"tests/property/test_{laws}.py"]
+        environment = {**os.environ, "CI": "1", "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(run, cwd=copy, env=environment, capture_output=True).returncode == 0
+
+
+def main(part: str) -> int:
+    """Print one line a mutant; the number of survivors."""
+    survivors = 0
+    for file, old, new, laws in MUTANTS:
+        if part in file:
+            alive = survives(file, old, new, laws)
+            survivors += alive
+            print("SURVIVES" if alive else "caught  ", file.ljust(22), old.split("\n")[0][:70], flush=True)
+    print(f"{survivors} survive")
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(sys.argv[1] if len(sys.argv) > 1 else "")))
