@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
@@ -260,10 +261,11 @@ def _fork_into(pid_namespace: int) -> int:
         except PermissionError:
             return _fork_twice_into(pid_namespace)
         kernel.setns(pid_namespace, kernel.CLONE_NEWPID)
+        pid = -1
         try:
             pid = os.fork()
         finally:
-            if "pid" not in locals() or pid:
+            if pid != 0:
                 kernel.setns(own, kernel.CLONE_NEWPID)
         return pid
     finally:
@@ -366,8 +368,6 @@ def _escape(path: Path) -> str:
 
 def _above(fd: int) -> int:
     """A copy of a descriptor above the first few."""
-    import fcntl
-
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10)
 
 
