@@ -146,10 +146,11 @@ def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) 
         raise SystemExit(130) from None
 
 
-def run(config: Config, arms: Mapping[str, Arm], script: str) -> dict[str, Any]:
+def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = True) -> dict[str, Any]:
     """Trains every arm with every seed, evaluates each on the held-out tasks, writes the files and the report.
 
-    Without arms only the start is evaluated.
+    Args:
+        start: evaluate the start as well, at the end; without arms that is all.
     """
     begun = time.monotonic()
     folder = config.out or Path("out") / script / time.strftime("%Y%m%d-%H%M%S")
@@ -163,8 +164,9 @@ def run(config: Config, arms: Mapping[str, Arm], script: str) -> dict[str, Any]:
     commit = commit_hash(ROOT)
     command = f"python experiments/{script}.py {' '.join(sys.argv[1:])}".strip()
     write_json(folder / "config.json", {**settings, "arms": list(arms), "commit": commit, "command": command})
-    names = [*arms, "warm_start"]
-    with Progress({arm: config.steps * config.seeds for arm in arms} | {"warm_start": 0}) as progress:
+    names = [*arms, *(["warm_start"] if start else [])]
+    planned = {name: config.steps * config.seeds if name in arms else 0 for name in names}
+    with Progress(planned) as progress:
         progress.note(f"run folder {folder}")
         with machinery(
             policy=config.policy,
@@ -192,7 +194,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str) -> dict[str, Any]:
         "finished": True,
         "seconds": time.monotonic() - begun,
         "arms": {name: arm_summary(runs.recorders[name], runs.trained[name]) for name in arms},
-        "warm_start": arm_summary(runs.recorders["warm_start"], []),
+        "warm_start": arm_summary(runs.recorders["warm_start"], []) if start else None,
         "comparisons": comparisons(config, runs.recorders, list(arms)),
         "throughput": {
             "trials_per_minute": 60 * runs.trials / runs.seconds,

@@ -29,7 +29,7 @@ from core.loss import dppo_binary_tv  # noqa: E402
 class Learning(Config):
     seeds: int = 3
     """Runs of each arm."""
-    steps: int = 24
+    steps: int = 20
     """Optimizer steps of each run."""
     groups: int = 8
     """Groups in one step."""
@@ -69,31 +69,24 @@ def main(config: Learning) -> None:
     folder = config.out or Path("out") / "learning" / time.strftime("%Y%m%d-%H%M%S")
     if len(config.arms) == 1 and config.seeds == 1:
         arms = {} if config.arms == ("warm_start",) else {config.arms[0]: arm(config.arms[0], config)}
-        run(replace(config, out=folder), arms, "learning")
+        run(replace(config, out=folder), arms, "learning", start=not arms)
         return
-    own = [a for a in sys.argv[1:]]
-    commands = []
-    for name in config.arms:
-        for seed in range(config.seed, config.seed + (1 if name == "warm_start" else config.seeds)):
-            place = [
-                "--out",
-                str(folder / f"{name}-{seed}"),
-                "--seed",
-                str(seed),
-                "--seeds",
-                "1",
-                "--arms",
-                name,
-            ]
-            commands.append([sys.executable, __file__, *own, *place])
     folder.mkdir(parents=True, exist_ok=True)
+    runs = [
+        (name, seed)
+        for name in config.arms
+        for seed in range(config.seed, config.seed + (1 if name == "warm_start" else config.seeds))
+    ]
 
-    def one(command: list[str]) -> int:
-        with (folder / f"{Path(command[command.index('--seeds') - 3]).name}.log").open("w") as log:
+    def one(name: str, seed: int) -> int:
+        place = folder / f"{name}-{seed}"
+        own = ["--out", str(place), "--seed", str(seed), "--seeds", "1", "--arms", name]
+        with place.with_suffix(".log").open("w") as log:
+            command = [sys.executable, __file__, *sys.argv[1:], *own]
             return subprocess.run(command, stdout=log, stderr=subprocess.STDOUT).returncode
 
     with ThreadPoolExecutor(config.jobs) as pool:
-        codes = list(pool.map(one, commands))
+        codes = list(pool.map(one, *zip(*runs, strict=True)))
     print(f"{codes.count(0)} of {len(codes)} runs in {folder}")
     if any(codes):
         raise SystemExit(1)
