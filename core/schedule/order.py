@@ -31,11 +31,11 @@ def train(settings: Settings, state: State) -> Step:
         return state, ()
     groups = [g for g in state.groups.values() if g.purpose == "train"]
     ready = sorted((g for g in groups if g.ready), key=lambda g: (_born(g), g.group_id))
-    batch, surplus = ready[: settings.batch_groups], ready[settings.batch_groups :]
+    batch = ready[: settings.batch_groups]
     started = [g for g in groups if not g.ready and _born(g) < math.inf]
     if len(batch) < settings.batch_groups:
         return state, ()
-    if settings.late_group == "wait" and started and not _in_time(settings, state, started + surplus):
+    if settings.late_group == "wait" and not _in_time(settings, state, started):
         return state, ()
     chosen = tuple(g.group_id for g in batch)
     kept = {k: g for k, g in state.groups.items() if k not in chosen}
@@ -50,10 +50,10 @@ def _born(group: Group) -> float:
 
 
 def _in_time(settings: Settings, state: State, groups: list[Group]) -> bool:
-    """Whether these groups, after the step now considered, can still all be trained before they are too old.
+    """Whether these groups under way can still be trained before they are too old, if this step goes without them.
 
     Earliest deadline first succeeds exactly when, for every deadline, what is due by then fits the steps
-    left. Admission never lets in more than that, so waiting for groups under way always helps.
+    left. Groups that are ready need no look: the oldest go first, and admission never let in more than fit.
     """
     deadline = sorted(_born(g) + settings.max_staleness for g in groups)
     steps_left = [last - state.trained for last in deadline]

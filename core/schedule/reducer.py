@@ -23,7 +23,8 @@ def react(settings: Settings, state: State, event: Event) -> Step:
     if state.finished:
         return state, ()
     state, actions = take(settings, state, event)
-    for rule in (drop_stale, end_evaluation, _sync, train, fill, _finish):
+    # Stale groups leave before a step is chosen, and again when its choice has made others too old.
+    for rule in (drop_stale, end_evaluation, _sync, train, drop_stale, fill, _finish):
         state, more = rule(settings, state)
         actions += more
     return state, actions

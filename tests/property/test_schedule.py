@@ -287,6 +287,15 @@ def test_an_evaluation_sees_one_version_and_no_weights_move_meanwhile(world):
     assert set(per_version.values()) == {world.settings.evaluation_tasks * world.settings.evaluation_samples}
 
 
+@given(world=worlds(evaluate_at=(0, 1, 2, 3, 4, 5)))
+def test_training_trials_start_only_when_no_evaluation_trial_waits(world):
+    world.run()
+    for actions, state in zip(world.actions, world.states):
+        if any(isinstance(a, StartTrial) and a.purpose == "train" for a in actions):
+            evaluation = [g for g in state.groups.values() if g.purpose == "eval"]
+            assert not any(s.status == "waiting" for g in evaluation for s in g.samples)
+
+
 @given(world=worlds(), stop=st.integers(0, 60))
 def test_a_stop_drains_and_finishes(world, stop):
     """G64: training is cancelled, an evaluation under way comes to its end, nothing waits for a version."""
@@ -421,13 +430,15 @@ def test_overtaken_groups_are_dropped_where_asked():
     assert [(d.group_id, d.reason) for d in dropped] == [(0, "stale")]
 
 
-def test_one_stale_member_is_enough_to_cancel_the_rest_of_its_group():
+def test_one_stale_member_cancels_the_rest_of_its_group_as_soon_as_the_next_step_begins():
     settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
     half = ends(0, 1.0)
-    _, actions = drive(settings, *half, *OVERTAKING, StepTrained(version=2))
-    said = [a for step in actions for a in step]
-    assert CancelTrial(trial_id="train-0-1-0") in said
-    assert DropGroup(group_id=0, task=schedule.task_at(settings, 0), reason="stale") in said
+    _, actions = drive(settings, *half, *OVERTAKING)
+    assert actions[-1][:3] == (
+        Train(version=1, group_ids=(2,), trial_ids=("train-2-0-0", "train-2-1-0")),
+        DropGroup(group_id=0, task=schedule.task_at(settings, 0), reason="stale"),
+        CancelTrial(trial_id="train-0-1-0"),
+    )
 
 
 def test_a_surplus_of_finished_groups_stays_in_order():
