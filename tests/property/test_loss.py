@@ -434,3 +434,12 @@ def test_bounds_must_be_ordered(low, high):
             ValueError, match=f"min_ratio must be at least 0 and below max_ratio, got {low} and"
         ):
             rule(*batch, low=low, high=high)
+
+
+def test_a_rule_compiles_without_a_graph_break():
+    """No data-dependent shape, no look at a value: it fits into anybody's compiled step."""
+    compiled = torch.compile(loss.dppo_binary_tv, fullgraph=True, backend="eager")
+    batch = tokens([-1.0, -0.5], [-1.1, -2.0], [1.0, -1.0], [True, False])
+    knobs = {"delta_low": 0.15, "delta_high": 0.15, "max_ratio": 5.0}
+    for ours, theirs in zip(compiled(*batch, **knobs), loss.dppo_binary_tv(*batch, **knobs)):
+        assert torch.equal(ours, theirs)
