@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import struct
@@ -19,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from core.counter import counter_uniform
 from system.engine import (
     Completion,
     EngineClient,
@@ -246,14 +248,15 @@ def test_weights_change_inside_a_request(engine: EngineHandle, policy_dir: Path,
     # the cache was computed again, so the rest is what the new weights alone say
     assert mean_gap(done[0].logprob[change:], full_logprob(new, row, 10)[change:]) < 1e-5
     # without reset_kv an idle session keeps what the old weights cached; the version is the sampler's
+    ids = prompt(40, 5)
     control.generate(request("kept", ids, stop_token_ids=[]))
     control.update_weights(5, tmp_path / "old.safetensors")
+    # and what the old weights cached is never copied to another session
+    fresh = control.generate(request("fresh", ids, stop_token_ids=[]))
+    assert mean_gap(fresh.logprob, full_logprob(old, ids + fresh.token_ids, 40)) < 1e-5
     mixed = control.generate(request("kept", ids, stop_token_ids=[], seed=3))
     assert set(mixed.policy_version) == {5}
-    assert mean_gap(mixed.logprob, full_logprob(old, ids + mixed.token_ids, 10)) > 1e-3
-    # and what the old weights cached is never copied to another session
-    fresh = control.generate(request("fresh", prompt(40), stop_token_ids=[]))
-    assert mean_gap(fresh.logprob, full_logprob(old, prompt(40) + fresh.token_ids, 40)) < 1e-5
+    assert mean_gap(mixed.logprob, full_logprob(old, ids + mixed.token_ids, 40)) > 1e-3
     control.update_weights(0, tmp_path / "old.safetensors", reset_kv=True)
     control.close()
 
@@ -493,6 +496,21 @@ def test_sampling_is_the_inverse_cdf_and_reports_the_sampled_token():
     forbidden = torch.tensor([[float("-inf"), 0.0, float("-inf")]])
     for u in (1e-15, 0.5, LARGEST_DRAW):
         assert sample(forbidden, None, torch.tensor([[u]], dtype=torch.float64))[0].tolist() == [1]
+
+
+def test_each_position_of_each_seed_has_its_own_draw():
+    state = random_state(CONFIG, seed=0)
+    state["model.embed_tokens.weight"].zero_()  # tied to the head: every token is equally likely
+    batch = Batch(CachedModel(CONFIG, state, max_context=64, slots=2), version=0)
+    for name, seed in (("a", 1), ("b", 2)):
+        batch.submit(request(name, prompt(8), seed=seed, stop_token_ids=[], max_tokens=30), None)
+    done = {}
+    while batch.running or batch.waiting:
+        done |= {run.request.seed: completion for run, completion in batch.step()}
+    for seed in (1, 2):
+        draws = [counter_uniform(seed, position) for position in range(8, 38)]
+        assert done[seed].token_ids == [int(draw * CONFIG.token_count) for draw in draws]
+        assert done[seed].logprob == pytest.approx([-math.log(CONFIG.token_count)] * 30)
 
 
 def test_common_prefix_finds_the_first_difference():
