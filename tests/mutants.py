@@ -41,7 +41,6 @@ MUTANTS = [
     ("advantage.py", "* group.count / (group.count - 1).clamp(min=1)", "", "advantage"),
     ("advantage.py", "group.has_signal & (group.mean > 0)", "group.has_signal", "advantage"),
     ("advantage.py", "(group.count >= 2) & ~group.differs", "~group.differs", "advantage"),
-    ("loss.py", "torch.where(usable, logprob, 0.0).to(dtype)", "logprob.to(dtype)", "loss"),
     ("loss.py", "score = torch.where(token.usable & ~outside, token.logprob, 0.0)", "score = token.logprob * (token.usable & ~outside)", "loss"),
     ("loss.py", "usable = sampled & ~ratio.isinf()", "usable = sampled", "loss"),
     ("loss.py", "usable = sampled & ~ratio.isinf()", "usable = sampled & ratio.isfinite()", "loss"),

@@ -278,6 +278,7 @@ def test_an_evaluation_sees_one_version_and_no_weights_move_meanwhile(world):
                 evaluating = action.policy_version
             elif isinstance(action, EvaluationEnded):
                 assert action.version == evaluating and state.applied == evaluating
+                assert not [g for g in state.groups.values() if g.purpose == "eval"]
                 evaluating = None
             elif isinstance(action, SyncWeights):
                 assert evaluating is None
@@ -439,6 +440,17 @@ def test_one_stale_member_cancels_the_rest_of_its_group_as_soon_as_the_next_step
         DropGroup(group_id=0, task=schedule.task_at(settings, 0), reason="stale"),
         CancelTrial(trial_id="train-0-1-0"),
     )
+
+
+@pytest.mark.parametrize("oldest, fate", [(0, "dropped"), (1, "trained"), (2, "trained")])
+def test_age_counts_from_the_oldest_token_that_was_sampled(oldest, fate):
+    """G27: group 0 was started at version 0 and ends at version 2 with bound 1; its tokens decide."""
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
+    one, other = ends(0, 1.0, version=2)[0], ends(0, 1.0, 0.0, version=oldest)[1]
+    _, actions = drive(settings, *OVERTAKING, StepTrained(version=2), WeightsApplied(version=2), one, other)
+    dropped = [a.group_id for a in actions[-1] if isinstance(a, DropGroup)]
+    trained = [a.group_ids for a in actions[-1] if isinstance(a, Train)]
+    assert (dropped, trained) == (([0], []) if fate == "dropped" else ([], [(0,)]))
 
 
 def test_a_surplus_of_finished_groups_stays_in_order():
