@@ -86,6 +86,7 @@ def test_gradient_adds_up_over_any_split_of_tokens_and_ranks(step, data):
         for index in range(4):
             own = part == index
             (given_weight[own] * value[own] * split).sum().backward()
+        assert whole.grad is not None and split.grad is not None
         assert torch.allclose(whole.grad, split.grad, rtol=0, atol=1e-12)
 
 

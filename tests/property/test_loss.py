@@ -63,6 +63,7 @@ def run(rule, batch: TokenBatch):
     logprob = batch.logprob.clone().requires_grad_()
     result = RULES[rule](logprob, *batch[1:])
     result.value.sum().backward()
+    assert logprob.grad is not None
     return result._replace(value=result.value.detach()), logprob.grad
 
 
@@ -274,8 +275,8 @@ def test_dppo_table(mu, pi, a, tv_keep, kl_keep, gradient, dtype):
 
 def test_dppo_table_in_sum():
     """losses 1.4: score-form sum, and the coefficient sum under a cap of 5."""
-    columns = [[math.log(row[1]) for row in PROBABILITIES], [math.log(row[0]) for row in PROBABILITIES]]
-    batch = tokens(*columns, [row[2] for row in PROBABILITIES])
+    mu, pi, advantage = ([row[i] for row in PROBABILITIES] for i in range(3))
+    batch = tokens([math.log(p) for p in pi], [math.log(p) for p in mu], advantage)
     assert float(tv(*batch).value.sum()) == pytest.approx(460.74005736, rel=1e-9)
     ratio_form = -(tv(*batch).importance_ratio * batch.advantage)[~tv(*batch).out_of_region]
     assert float(ratio_form.sum()) == pytest.approx(-99.2)

@@ -6,6 +6,7 @@ import copy
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -71,7 +72,8 @@ class World:
 
     def run(self, version: int = 0, limit: int = 20000) -> World:
         rng = random.Random(self.seed)
-        state, pending, applied = schedule.begin(), [(0.0, Opened(version=version))], None
+        state, applied = schedule.begin(), version
+        pending: list[tuple[float, Any]] = [(0.0, Opened(version=version))]
         clock = 0.0
         while pending:
             assert len(self.events) < limit, "the run does not end"
@@ -81,7 +83,7 @@ class World:
                 event = self.trial_ends(event, rng, applied)
             if isinstance(event, WeightsApplied):
                 applied = event.version
-            events = [event]
+            events: list[Any] = [event]
             if self.stop_after is not None and len(self.events) == self.stop_after:
                 events.append(StopAsked())
             for each in events:

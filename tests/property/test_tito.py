@@ -160,7 +160,7 @@ def test_the_separator_after_the_end_of_turn_is_kept_and_not_trained():
         [1, 100, 10], [1, 100, 10, 3, 4], stop_ids={100}, last_token=100, separator=[10]
     )
     assert delta == (10, 3, 4)
-    row = tito.append_observation(complete(tito.open_ledger([7]), [1, 100]), delta)
+    row = tito.append_observation(complete(tito.open_ledger([7]), [1, 100]), delta or ())
     assert mask_of(row)[-3:] == "000"
 
 
