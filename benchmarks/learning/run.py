@@ -38,13 +38,18 @@ class Learning(Config):
     worlds: int = 48
     """Companies to train in."""
     tasks_held_out: int = 200
-    """Held-out tasks."""
+    """Held-out tasks, all of them used."""
     attempts: int = 4
     """Trials of each held-out task."""
     arms: tuple[str, ...] = (*WEIGHTS, "flipped", "warm_start")
     """What to run; flipped is prompt mean with the advantage's sign turned round."""
     jobs: int = 1
     """Runs side by side."""
+
+    @property
+    def evaluation_tasks(self) -> int:
+        """All held-out tasks, however few the steps."""
+        return self.tasks_held_out
 
 
 def flipped(advantage: Callable[..., GroupAdvantage], *arguments: Any) -> GroupAdvantage:
