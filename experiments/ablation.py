@@ -30,6 +30,7 @@ from system.run import Machinery, machinery
 from system.sandbox import SandboxError
 from system.trainer import OptimizerSettings, TrainerProcess
 from system.world.generate import generate
+from system.world.names import Split
 from system.world.task import Task, read_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,6 +62,10 @@ class Config:
     """Wait for a slow group before it gets too old, or train on and drop it."""
     max_retries: int = 2
     """Further attempts at a trial that met a system error."""
+    train: Path | None = None
+    """Folder of Harbor task directories to train on; by default tasks are generated."""
+    held_out: Path | None = None
+    """Folder of Harbor task directories to evaluate on; by default tasks are generated."""
     tasks: int = 192
     """Training tasks; each is drawn once an epoch."""
     tasks_held_out: int = 48
@@ -142,7 +147,7 @@ def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) 
         print(f"{script}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        print(f"{script}: stopped; the files so far are readable", file=sys.stderr)
+        print(f"{script}: stopped; `python -m system.record.report RUN` shows what there is", file=sys.stderr)
         raise SystemExit(130) from None
 
 
@@ -157,6 +162,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
     if (folder / "config.json").exists():
         raise ValueError(f"out must be a new folder, got {folder} with a run in it")
     check_policy(config.policy)
+    given = {"train": read_tasks(config.train), "eval": read_tasks(config.held_out)}
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()
@@ -178,7 +184,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
             device=config.device,
         ) as machine:
             progress.note(machine.sandbox_line)
-            runs = Runs(config, folder, machine, progress, begun)
+            runs = Runs(config, folder, given, machine, progress, begun)
             for seed in range(config.seed, config.seed + config.seeds):
                 for name in names:
                     runs.one(name, seed, arms.get(name))
@@ -213,15 +219,16 @@ class Runs:
     """The arms of a run, one at a time on the same engine and fleet; what they leave for the summary."""
 
     def __init__(
-        self, config: Config, folder: Path, machine: Machinery, progress: Progress, begun: float
+        self,
+        config: Config,
+        folder: Path,
+        given: Mapping[str, list[Task]],
+        machine: Machinery,
+        progress: Progress,
+        begun: float,
     ) -> None:
-        self.config, self.folder, self.machine, self.progress, self.begun = (
-            config,
-            folder,
-            machine,
-            progress,
-            begun,
-        )
+        self.config, self.folder, self.given, self.machine = config, folder, given, machine
+        self.progress, self.begun = progress, begun
         self.metrics = JsonLines(folder / "metrics.jsonl")
         self.trajectories = JsonLines(folder / "trajectories.jsonl")
         self.recorders: dict[str, list[Recorder]] = {}
@@ -280,23 +287,19 @@ class Runs:
 
     def _tasks(self, seed: int) -> dict[str, list[Task]]:
         """Training tasks of this seed; the held-out tasks are the same for every seed."""
-        config = self.config
-        train, held_out = self.folder / "tasks" / f"train-{seed}", self.folder / "tasks" / "heldout"
-        if not train.exists():
-            generate(train, split="train", worlds=config.worlds, tasks=config.tasks, seed=seed)
-        if not held_out.exists():
-            worlds = max(1, config.worlds // 3)
-            generate(
-                held_out,
-                split="heldout",
-                worlds=worlds,
-                tasks=config.evaluation_tasks,
-                seed=config.seed_held_out,
-            )
-        return {
-            "train": [read_task(path) for path in sorted((train / "tasks").iterdir())],
-            "eval": [read_task(path) for path in sorted((held_out / "tasks").iterdir())],
-        }
+        c = self.config
+        train = self.given["train"] or self._made(f"train-{seed}", "train", c.worlds, c.tasks, seed)
+        worlds = max(1, c.worlds // 3)
+        held_out = self.given["eval"] or self._made(
+            "heldout", "heldout", worlds, c.evaluation_tasks, c.seed_held_out
+        )
+        return {"train": train, "eval": held_out[: c.evaluation_tasks]}
+
+    def _made(self, name: str, split: Split, worlds: int, tasks: int, seed: int) -> list[Task]:
+        folder = self.folder / "tasks" / name
+        if not folder.exists():
+            generate(folder, split=split, worlds=worlds, tasks=tasks, seed=seed)
+        return read_tasks(folder / "tasks")
 
     def _trainer(self, arm: Arm) -> TrainerProcess:
         config = self.config
@@ -370,6 +373,21 @@ class Runs:
                 "temperature": config.temperature,
             },
         }
+
+
+def read_tasks(folder: Path | None) -> list[Task]:
+    """The task directories of a folder, in the order of their names; none without a folder."""
+    if folder is None:
+        return []
+    if not folder.is_dir():
+        raise ValueError(f"tasks must lie in a folder, got {folder}")
+    tasks = [read_task(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    if not tasks:
+        raise ValueError(f"a folder of tasks must hold task directories, got {folder} without one")
+    for task in tasks:
+        if task.world is None:
+            raise ValueError(f"a task must bring a world in environment/world, got {task.folder}")
+    return tasks
 
 
 def check_policy(folder: Path) -> None:
