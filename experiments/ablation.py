@@ -48,7 +48,7 @@ class Config:
     """Of the held-out worlds, which are the same for every seed."""
     seeds: int = 1
     """Runs of each arm, with seeds counted up from the first."""
-    steps: int = 24
+    steps: int = 16
     """Optimizer steps of each arm and seed."""
     groups: int = 4
     """Groups in one step, each the trials of one task."""
@@ -255,9 +255,10 @@ class Runs:
         # Without an arm the trainer takes no step: it brings the engine back to the weights of the start.
         rules = arm or Arm(weight=token_mean_weight, loss=importance_weighted_policy_gradient)
         trainer = self._trainer(rules)
-        journal = Journal(self.folder / "events.jsonl", tags={"arm": name, "seed": seed})
+        settings = self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks)
+        journal = Journal(self.folder / "events.jsonl", tags={"arm": name, "seed": seed}, settings=settings)
         loop = Loop(
-            self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks),
+            settings,
             crew=Crew(fleet=self.machine.fleet, engine=self.machine.engine, trainer=trainer),
             name=f"{name}/{seed}",
             spec=partial(self._spec, tasks, seed),
