@@ -62,7 +62,8 @@ def read_journal(
     for line in _lines(path, tags):
         if "settings" in line:
             fields: dict[str, Any] = line["settings"]
-            settings = Settings(**fields | {"evaluate_at": tuple(fields["evaluate_at"])})
+            fields["evaluate_at"] = tuple(fields["evaluate_at"])
+            settings = Settings(**fields)
         else:
             fields = dict(line["event"])
             events.append((kinds[fields.pop("type")](**fields), line["actions"]))

@@ -15,6 +15,8 @@ def finding(summary: Mapping[str, Any] | None) -> str:
     """The title of the figure: which rule won on held-out tasks, or that none did."""
     comparisons = list((summary or {}).get("comparisons") or [])
     if not comparisons:
+        if (summary or {}).get("finished"):
+            return "One policy alone: nothing to compare"
         return "No held-out comparison yet: the run stopped before its last evaluation"
     arms = sorted({arm for item in comparisons for arm in (item["a"], item["b"])})
     won = [item for item in comparisons if item["verdict"] != "tie"]
