@@ -357,10 +357,10 @@ class Runs:
         return {
             "trial_id": trial_id,
             "task": str(tasks[action.purpose][action.task].folder),
-            "policy": str(config.policy),
+            "policy": str(config.policy.resolve()),
             "engine_socket": str(self.machine.engine_socket),
             "sandbox": self.machine.sandbox,
-            "scratch": str(self.machine.scratch),
+            "scratch": str(self.machine.scratch / "trials"),
             "seed": counter_hash(seed, *place),
             "deadline_s": config.deadline_s,
             "tool_timeout_s": 30.0,

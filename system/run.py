@@ -5,14 +5,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from system.engine import EngineClient, start_embedded_engine
 from system.fleet import Fleet
-from system.fleet.local import LocalFleet
-from system.sandbox import choose_sandbox
+from system.fleet.local import WARM, LocalFleet
+from system.sandbox import choose_sandbox, reap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +50,18 @@ def machinery(
         device: of the engine.
     """
     root = Path(tempfile.gettempdir()) / f"bartleby-{os.getuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
     remove_dead_runs(root)
     with ExitStack() as stack:
         own = root / f"run-{os.getpid()}"
-        own.mkdir()
-        stack.callback(shutil.rmtree, own, ignore_errors=True)
+        own.mkdir(parents=True)
+        root.chmod(0o700)
+        stack.callback(remove, own)
         socket_path = own / "engine.sock"
         # The pool stays open to the end: the engine dies with the thread that started it.
         pool = stack.enter_context(ThreadPoolExecutor())
         chosen = pool.submit(choose_sandbox, sandbox)
-        fleet = pool.submit(LocalFleet, root / "trials")
+        warm = (*WARM, f"system.trial:load_chat={policy.resolve()}")
+        fleet = pool.submit(LocalFleet, own / "trials", warm=warm)
         engine = pool.submit(
             start_embedded_engine, policy, socket_path, engine_log, max_context, max_sessions, threads, device
         )
@@ -80,7 +81,15 @@ def machinery(
 
 
 def remove_dead_runs(root: Path) -> None:
-    """Removes what runs left that were killed before they could."""
+    """Ends and removes what runs left that were killed before they could."""
     for folder in root.glob("run-*"):
         if not Path(f"/proc/{folder.name.removeprefix('run-')}").exists():
+            reap(folder / "trials")
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove(own: Path) -> None:
+    """Removes the folder of this run, and the one above it when no other run is there."""
+    shutil.rmtree(own, ignore_errors=True)
+    with suppress(OSError):
+        own.parent.rmdir()

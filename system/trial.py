@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
                 trial_id=spec["trial_id"],
                 seed=spec["seed"],
                 engine=engine,
-                chat=Chat(Path(spec["policy"])),
+                chat=load_chat(spec["policy"]),
                 limits=Limits(**spec["limits"], deadline=begun + spec["deadline_s"]),
             )
             episode = anyio.run(work, agent, task.instruction, sandbox, spec["tool_timeout_s"])
@@ -78,6 +79,12 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "cpu_seconds": {"agent": usage.ru_utime + usage.ru_stime},
     }
+
+
+@cache
+def load_chat(policy: str) -> Chat:
+    """Tokenizer and template of a policy; the parent of the trials calls this once for all of them."""
+    return Chat(Path(policy))
 
 
 async def work(agent: OfficeAgent, instruction: str, sandbox: Sandbox, timeout_s: float) -> Episode:

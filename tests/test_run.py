@@ -45,9 +45,9 @@ def lines(path: Path) -> list[dict]:
 
 
 def left_behind(temporary: Path) -> list[str]:
-    """What is left in the temporary folder of a run but for logs, and processes that know that folder."""
-    root = temporary / f"bartleby-{os.getuid()}"
-    found = [str(path) for path in (*root.glob("run-*"), *root.glob("trials/trial-*"))]
+    """What is left in the temporary folder of a run, mounts below it, and processes that know it."""
+    found = [str(path) for path in temporary.iterdir()]
+    found += [line for line in Path("/proc/mounts").read_text().splitlines() if str(temporary) in line]
     for process in psutil.process_iter():
         try:
             known = [*process.cmdline(), *process.environ().values(), *(f.path for f in process.open_files())]

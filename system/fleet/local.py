@@ -27,7 +27,8 @@ class LocalFleet:
     Args:
         scratch: folder for what the trials make; what a killed earlier run left there is removed first.
         target: "module:function" that runs a trial: a dict in, a dict out, both JSON.
-        warm: "module:function"s that the parent calls once, so that no trial has to pay for what they load.
+        warm: "module:function" or "module:function=argument", each called once by the parent, so that no trial has
+            to pay for what they load.
         grace_s: a trial is killed this long after its own deadline.
     """
 

@@ -319,7 +319,8 @@ def main(fd: int) -> int:
     try:
         run = resolve(order["target"])
         for name in order["warm"]:
-            resolve(name)()
+            function, _, argument = name.partition("=")
+            resolve(function)(*([argument] if argument else []))
         cause = _fault()
     except Exception as error:  # noqa: BLE001 - sent to the driver, which raises it
         traceback.print_exc()

@@ -48,7 +48,7 @@ def draw(
     command: str,
     commit: str,
 ) -> Path:
-    """Draws reward curves (each seed thin, the mean thick) beside held-out bars with their 95 % intervals.
+    """Draws reward curves (each seed thin, the smoothed mean thick) beside held-out bars with their 95 % intervals.
 
     The title is the finding; the caption is the command that makes the figure again, and the commit.
 
@@ -97,6 +97,16 @@ def _curves(metrics: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, list[tu
     }
 
 
+def smoothed(points: Sequence[tuple[int, float]], *, reach: int = 2) -> list[tuple[int, float]]:
+    """Each point's mean with its neighbours up to `reach` steps away, as many on the left as on the right."""
+    told = []
+    for place, (step, _) in enumerate(points):
+        half = min(reach, place, len(points) - 1 - place)
+        near = [value for _, value in points[place - half : place + half + 1]]
+        told.append((step, sum(near) / len(near)))
+    return told
+
+
 def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[int, float]]]]) -> None:
     ends: list[tuple[float, float, str]] = []
     for arm, seeds in curves.items():
@@ -114,7 +124,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[in
         ]
         if not mean:
             continue
-        steps, rewards = zip(*mean)
+        steps, rewards = zip(*smoothed(mean))
         axes.plot(
             steps,
             rewards,
@@ -144,7 +154,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[in
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("optimizer step", color=_INK, fontsize=9)
-    axes.set_ylabel("reward in training (mean of a step)", color=_INK, fontsize=9)
+    axes.set_ylabel("reward in training (thick: mean of 5 steps)", color=_INK, fontsize=9)
     if not ends:
         axes.text(
             0.5, 0.5, "no optimizer step yet", transform=axes.transAxes, ha="center", color=_GREY, fontsize=9
