@@ -7,6 +7,7 @@ same for all arms. `ablate_aggregation.py` declares three arms and calls `run` h
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -66,13 +67,13 @@ class Config:
     """Folder of Harbor task directories to train on; by default tasks are generated."""
     held_out: Path | None = None
     """Folder of Harbor task directories to evaluate on; by default tasks are generated."""
-    tasks: int = 192
+    tasks: int = 48
     """Training tasks; each is drawn once an epoch."""
     tasks_held_out: int = 48
-    """Held-out tasks, of other companies with other values; at most 8 for each step, so that a trial run is short."""
+    """Held-out tasks, of other companies with other values; at most 6 for each step, so that a trial run is short."""
     attempts: int = 2
     """Trials of each held-out task."""
-    worlds: int = 24
+    worlds: int = 12
     """Companies to train in; a third as many are held out."""
     learning_rate: float = 1.5e-4
     """Of AdamW."""
@@ -126,7 +127,7 @@ class Config:
     @property
     def evaluation_tasks(self) -> int:
         """Held-out tasks that are used."""
-        return min(self.tasks_held_out, 8 * self.steps)
+        return min(self.tasks_held_out, 6 * self.steps)
 
 
 class Arm(NamedTuple):
@@ -185,9 +186,10 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
         ) as machine:
             progress.note(machine.sandbox_line)
             runs = Runs(config, folder, given, machine, progress, begun)
-            for seed in range(config.seed, config.seed + config.seeds):
-                for name in names:
-                    runs.one(name, seed, arms.get(name))
+            with closing(runs):
+                for seed in range(config.seed, config.seed + config.seeds):
+                    for name in names:
+                        runs.one(name, seed, arms.get(name))
             spent = {
                 **runs.cpu_seconds,
                 "engine": machine.engine.stats()["cpu_s"],
@@ -229,6 +231,7 @@ class Runs:
     ) -> None:
         self.config, self.folder, self.given, self.machine = config, folder, given, machine
         self.progress, self.begun = progress, begun
+        self.trainer: TrainerProcess | None = None
         self.metrics = JsonLines(folder / "metrics.jsonl")
         self.trajectories = JsonLines(folder / "trajectories.jsonl")
         self.recorders: dict[str, list[Recorder]] = {}
@@ -254,7 +257,7 @@ class Runs:
         self.progress.phase(name, "starting")
         # Without an arm the trainer takes no step: it brings the engine back to the weights of the start.
         rules = arm or Arm(weight=token_mean_weight, loss=importance_weighted_policy_gradient)
-        trainer = self._trainer(rules)
+        trainer = self._trainer_with(rules)
         settings = self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks)
         journal = Journal(self.folder / "events.jsonl", tags={"arm": name, "seed": seed}, settings=settings)
         loop = Loop(
@@ -272,7 +275,6 @@ class Runs:
                 trainer.save(self.folder / "weights" / f"{name}-{seed}")
         finally:
             journal.close()
-            trainer.close()
         if reason != "all steps trained":
             raise RuntimeError(
                 f"{name} seed {seed} ended early: {reason}; see {self.folder / 'events.jsonl'}"
@@ -282,7 +284,9 @@ class Runs:
             self.first_step_seconds = recorder.first_step_at - self.begun
         for part in ("tools", "agent"):
             self.cpu_seconds[part] += recorder.cpu_seconds[part]
-        self.cpu_seconds["trainer"] += recorder.trainer_cpu_s
+        self.cpu_seconds["trainer"] = max(
+            self.cpu_seconds["trainer"], recorder.trainer_cpu_s
+        )  # of its process
         self.trials += recorder.trials
         self.seconds += time.monotonic() - begun
 
@@ -302,9 +306,13 @@ class Runs:
             generate(folder, split=split, worlds=worlds, tasks=tasks, seed=seed)
         return read_tasks(folder / "tasks")
 
-    def _trainer(self, arm: Arm) -> TrainerProcess:
+    def _trainer_with(self, arm: Arm) -> TrainerProcess:
+        """The one trainer of all arms, at the start's weights with this arm's rules."""
+        if self.trainer is not None:
+            self.trainer.begin(weight_function=arm.weight, loss_function=arm.loss)
+            return self.trainer
         config = self.config
-        return TrainerProcess(
+        self.trainer = TrainerProcess(
             config.policy,
             weight_function=arm.weight,
             loss_function=arm.loss,
@@ -323,6 +331,14 @@ class Runs:
             threads=config.threads,
             device=config.device,
         )
+        return self.trainer
+
+    def close(self) -> None:
+        """Ends the trainer; engine and fleet are the machinery's."""
+        if self.trainer is not None:
+            self.trainer.close()
+        self.metrics.close()
+        self.trajectories.close()
 
     def _schedule(self, seed: int, *, steps: int, tasks: Mapping[str, Sequence[Task]]) -> Settings:
         config = self.config

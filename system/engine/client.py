@@ -179,7 +179,8 @@ def start_embedded_engine(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=root,
-        env={**os.environ, **threaded},
+        # torch makes its compiler's cache folder, used or not: beside the socket it goes with it
+        env={**os.environ, **threaded, "TORCHINDUCTOR_CACHE_DIR": str(Path(socket_path).parent)},
     )
     assert process.stdout is not None
     deadline, line = time.monotonic() + timeout_s, b""

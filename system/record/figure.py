@@ -88,10 +88,17 @@ def draw(
 
 
 def _curves(metrics: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, list[tuple[int, float]]]]:
+    """Reward by the version at which trials were started; of the steps themselves while a run is not so far."""
     curves: dict[str, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    for line in metrics:
-        if not line.get("eval") and line.get("reward") is not None:
-            curves[line["arm"]][int(line["seed"])].append((int(line["step"]), float(line["reward"])))
+    lines = list(metrics)
+    x, y = (
+        ("version", "reward_started")
+        if any("reward_started" in line for line in lines)
+        else ("step", "reward")
+    )
+    for line in lines:
+        if not line.get("eval") and line.get(y) is not None:
+            curves[line["arm"]][int(line["seed"])].append((int(line[x]), float(line[y])))
     return {
         arm: {seed: sorted(points) for seed, points in sorted(seeds.items())} for arm, seeds in curves.items()
     }
@@ -153,7 +160,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[in
             fontweight="bold",
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("optimizer step", color=_INK, fontsize=9)
+    axes.set_xlabel("optimizer steps taken when the trial began", color=_INK, fontsize=9)
     axes.set_ylabel("reward in training (thick: mean of 5 steps)", color=_INK, fontsize=9)
     if not ends:
         axes.text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from core.estimate import Behaviour, behaviour_rates
@@ -43,6 +44,7 @@ class Recorder:
         levels = [task["level"] for task in tasks["train"]]
         self.level_share = {level: levels.count(level) / len(levels) for level in sorted(set(levels))}
         self.level_scores: dict[int, tuple[float, float]] = {}
+        self.by_version: dict[int, dict[int, list[float]]] = {}
         self.system_errors, self.zero_variance, self.trials = 0, 0, 0
         self.first_step_at: float | None = None
         self.idle_s = 0.0
@@ -56,7 +58,10 @@ class Recorder:
         self.trials += 1
         self.system_errors += result["outcome"]["kind"] == "system_error"
         if valid and action.purpose == "train":
-            self.since.append((self.tasks["train"][action.task]["level"], result))
+            level = self.tasks["train"][action.task]["level"]
+            self.since.append((level, result))
+            scores = self.by_version.setdefault(action.policy_version, {})
+            scores.setdefault(level, []).append(result["reward"])
         cpu = result.get("cpu_seconds", {})
         self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
         self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
@@ -109,6 +114,18 @@ class Recorder:
         self.progress.record(line)
         self.since, self.zero_variance, self.interval_begun = [], 0, now
 
+    def _write_curve(self) -> None:
+        """Mean reward of the training trials by the version at which they were started.
+
+        By the time at which they ended, the first steps would be short tasks only and the last ones long tasks only.
+        """
+        for version, levels in sorted(self.by_version.items()):
+            share = {level: self.level_share[level] for level in levels}
+            reward = sum(w * fmean(levels[level]) for level, w in share.items()) / sum(share.values())
+            trials = sum(len(rewards) for rewards in levels.values())
+            self.metrics.write({**self.tags, "version": version, "reward_started": reward, "trials": trials})
+        self.by_version = {}
+
     def _balanced(self) -> dict[str, Any]:
         """Reward and share passed since the last step, each level weighed by its share of the training tasks.
 
@@ -132,7 +149,8 @@ class Recorder:
         return self.idle_s / max(1e-9, self.interval_begun - self.begun)
 
     def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
-        """An evaluation at a fixed version ended."""
+        """An evaluation at a fixed version ended; what the training trials before it got is complete by now."""
+        self._write_curve()
         by_task: dict[int, list[Result]] = {}
         for action, result in trials:
             if "reward" in result:

@@ -248,7 +248,7 @@ def _headline(
     cpu = throughput.get("cpu_seconds_per_trial") or {}
     if cpu:
         facts.append((f"{sum(cpu.values()):.2f} s", "CPU a trial"))
-    steps = [line for line in metrics if not line.get("eval")]
+    steps = [line for line in metrics if "step" in line]
     if steps:
         facts.append((f"{len(steps)}", "optimizer steps"))
         facts.append((f"{sum(line.get('trained_tokens') or 0 for line in steps):,}", "tokens trained"))
@@ -258,7 +258,7 @@ def _headline(
 def _staleness(
     arms: Mapping[str, Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    lines = [line for line in metrics if not line.get("eval")]
+    lines = [line for line in metrics if "step" in line]
     shown = []
     for arm, numbers in arms.items():
         histogram: Counter[str] = Counter(numbers.get("staleness") or {})
@@ -313,7 +313,7 @@ def _levels(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _health(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     lines: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in metrics:
-        if not line.get("eval"):
+        if "step" in line:
             lines[line["arm"]].append(line)
     rows = []
     for heading, key, reduce, form in _HEALTH:

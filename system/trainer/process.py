@@ -65,7 +65,12 @@ class TrainerProcess:
         self._buffers: list[bytearray] = []
         self._replies: list[list[Any]] = []
         self._busy = False
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TORCHINDUCTOR_CACHE_DIR": self._meeting.name,  # torch makes this folder, used or not
+        }
         for rank in range(ranks):
             values = {
                 "policy_dir": str(policy_dir),
@@ -101,6 +106,11 @@ class TrainerProcess:
         except BaseException:
             self.close()
             raise
+
+    def begin(self, *, weight_function: Callable[..., Any], loss_function: Callable[..., Any]) -> None:
+        """Go back to the weights of policy_dir with a fresh optimizer and these rules."""
+        self._ask("begin", weight_function, loss_function)
+        self.weights_path = self._wait(None)
 
     def start_step(self, rows: Sequence[StepRow], *, version: int) -> None:
         """Begin a step from weights `version`; `poll` tells when it is done."""

@@ -28,29 +28,33 @@ class Worker:
     def __init__(self, values: dict[str, Any]) -> None:
         die_with_parent(values["parent"])
         torch.set_num_threads(values["threads"])
-        self.rank, device, group = values["rank"], values["device"], None
-        if device == "cuda":
+        self.values, self.rank, self.group = values, values["rank"], None
+        if values["device"] == "cuda":
             torch.cuda.set_device(self.rank)
         if values["ranks"] > 1:
             dist.init_process_group(
-                "nccl" if device == "cuda" else "gloo",
+                "nccl" if values["device"] == "cuda" else "gloo",
                 init_method=f"file://{values['meeting']}",
                 rank=self.rank,
                 world_size=values["ranks"],
             )
-            group = dist.group.WORLD
-        config, state = load_policy(values["policy_dir"])
+            self.group = dist.group.WORLD
         self.weights_dir, self.input_path = Path(values["weights_dir"]), values["input_path"]
+        self.begin(values["weight_function"], values["loss_function"])
+
+    def begin(self, weight_function: Any, loss_function: Any) -> str:
+        """A trainer at the policy's own weights with a fresh optimizer; the path of the weights."""
+        config, state = load_policy(self.values["policy_dir"])
         self.trainer = TorchTrainer(
-            Qwen3.from_state(config, state, device=device),
-            weight_function=values["weight_function"],
-            loss_function=values["loss_function"],
-            optimizer=values["optimizer"],
-            token_budget=values["token_budget"],
-            temperature=values["temperature"],
-            group=group,
+            Qwen3.from_state(config, state, device=self.values["device"]),
+            weight_function=weight_function,
+            loss_function=loss_function,
+            optimizer=self.values["optimizer"],
+            token_budget=self.values["token_budget"],
+            temperature=self.values["temperature"],
+            group=self.group,
         )
-        self.version: int = values["version"]
+        return self.export(self.values["version"])
 
     def export(self, version: int) -> str:
         """Write weights for the engine (first rank only) and drop old ones; the path."""
@@ -69,6 +73,8 @@ class Worker:
                     write_input(self.input_path, rows, version=version)
                 metrics = self.trainer.step(rows, version=version)
                 return replace(metrics, weights_path=self.export(version + 1))
+            case "begin":
+                return self.begin(*values)
             case "logprob":
                 return self.trainer.logprob(values[0])
             case "save":
@@ -77,7 +83,7 @@ class Worker:
                 self.trainer.load(values[0])
                 return self.export(values[1])
             case _:
-                raise ValueError(f"message must be step, logprob, save or load, got {name}")
+                raise ValueError(f"message must be step, begin, logprob, save or load, got {name}")
 
 
 def receive(stream: IO[bytes]) -> Any:
@@ -101,7 +107,7 @@ def main() -> None:
 
     try:
         worker = Worker(receive(sys.stdin.buffer))
-        send("done", worker.export(worker.version))
+        send("done", worker.trainer.weights_path)
         while True:
             message = receive(sys.stdin.buffer)
             try:
