@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from core.advantage import group_mean_advantage
@@ -431,10 +432,19 @@ def described(task: Task) -> dict[str, Any]:
     }
 
 
-def scores(recorder: Recorder, key: str) -> list[float]:
-    """Mean over attempts of each held-out task."""
-    assert recorder.evaluated is not None
-    return [mean_and_error([float(x) for x in task[key]]).mean for task in recorder.evaluated["tasks"]]
+def scores(recorders: Sequence[Recorder], key: str) -> list[dict[str, float]]:
+    """Mean over attempts of each held-out task that every recorder has a graded attempt of, for each recorder."""
+    found = [
+        {task["task"]: fmean(float(x) for x in task[key]) for task in recorder.evaluated["tasks"]}
+        for recorder in recorders
+        if recorder.evaluated is not None
+    ]
+    common = set.intersection(*(set(told) for told in found))
+    if not common:
+        raise RuntimeError(
+            "no held-out task was graded in every run: only system errors; see trajectories.jsonl"
+        )
+    return [{task: told[task] for task in sorted(common)} for told in found]
 
 
 def arm_summary(recorders: Sequence[Recorder], seconds: Sequence[float]) -> dict[str, Any]:
@@ -442,12 +452,12 @@ def arm_summary(recorders: Sequence[Recorder], seconds: Sequence[float]) -> dict
     lines = [r.evaluated for r in recorders if r.evaluated is not None]
 
     def estimate(key: str) -> dict[str, float]:
-        by_task = zip(*(scores(r, key) for r in recorders), strict=True)
-        mean, error = mean_and_error([mean_and_error(values).mean for values in by_task])
+        by_task = zip(*(told.values() for told in scores(recorders, key)), strict=True)
+        mean, error = mean_and_error([fmean(values) for values in by_task])
         return {"mean": mean, "se": error}
 
     def mean(key: str) -> float:
-        return mean_and_error([line[key] for line in lines]).mean
+        return fmean(line[key] for line in lines)
 
     return {
         "reward": estimate("rewards"),
@@ -457,8 +467,8 @@ def arm_summary(recorders: Sequence[Recorder], seconds: Sequence[float]) -> dict
         "tool_success": mean("tool_success"),
         "context_exhaustion": mean("context_exhausted"),
         "staleness": staleness_histogram(age for r in recorders for age in r.ages),
-        "seconds": mean_and_error(list(seconds)).mean if seconds else None,
-        "trainer_idle": mean_and_error([r.trainer_idle for r in recorders]).mean if seconds else None,
+        "seconds": fmean(seconds) if seconds else None,
+        "trainer_idle": fmean(r.trainer_idle for r in recorders) if seconds else None,
     }
 
 
@@ -467,18 +477,14 @@ def comparisons(
 ) -> list[dict[str, Any]]:
     """Every pair of arms on held-out pass@1, paired by task and seed; intervals hold for all pairs together."""
     pairs = [(a, b) for i, a in enumerate(arms) for b in arms[i + 1 :]]
-    table = {arm: [scores(r, "passed") for r in recorders[arm]] for arm in arms}
     confidence = 1 - (1 - config.confidence) / max(1, len(pairs))
     found = []
     for a, b in pairs:
-        told = compare(table[a], table[b], confidence=confidence)
-        measured = told.seed_spread == told.seed_spread  # NaN with one seed
+        both = [list(told.values()) for told in scores([*recorders[a], *recorders[b]], "passed")]
+        told = compare(both[: config.seeds], both[config.seeds :], confidence=confidence)
+        measured = config.seeds > 1
         spread = told.seed_spread if measured else config.assumed_seed_spread
-        needed = (
-            seeds_needed(difference=told.difference, seed_spread=spread, power=0.8, confidence=confidence)
-            if (told.difference and told.verdict == "tie")
-            else None
-        )
+        tie = told.verdict == "tie" and told.difference != 0
         found.append(
             {
                 "a": a,
@@ -487,7 +493,11 @@ def comparisons(
                 "low": told.low,
                 "high": told.high,
                 "verdict": told.verdict,
-                "seeds_needed": needed,
+                "seeds_needed": seeds_needed(
+                    difference=told.difference, seed_spread=spread, power=0.8, confidence=confidence
+                )
+                if tie
+                else None,
                 "seed_spread": spread,
                 "seed_spread_measured": measured,
             }

@@ -26,7 +26,6 @@ from core.schedule import (
     Settings,
     StartTrial,
     StepTrained,
-    StopAsked,
     SyncWeights,
     Train,
     TrialEnded,
@@ -114,10 +113,6 @@ class Loop:
             for action in actions:
                 self._carry_out(action)
         return self.reason
-
-    def stop(self) -> None:
-        """Ask for an early, clean end."""
-        self.pending.append(StopAsked())
 
     def _next_event(self) -> Event:
         while not self.pending:

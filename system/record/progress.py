@@ -103,7 +103,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints one line that stays, above the view."""
-        self._console.print(Text(text))
+        self._console.print(Text(text), soft_wrap=True)
 
     def tick(self) -> None:
         """Lets the clock move; cheap enough for a polling loop."""
