@@ -2,7 +2,8 @@
 
     python benchmarks/learning/table.py benchmarks/learning/recorded
 
-Reads every `<arm>-<seed>/metrics.jsonl` below the folder: the steps for the curves, the last evaluation for pass@1.
+Reads every `<arm>-<seed>/metrics.jsonl` below the folder and below its folder `more`: the steps for the curves, the
+evaluations for pass@1, which together are one evaluation of all their tasks.
 Writes `table.md` and `figure.png` beside them.
 """
 
@@ -25,20 +26,18 @@ CONFIDENCE = 0.95
 def runs_below(folder: Path) -> dict[str, dict[int, list[dict[str, Any]]]]:
     """arm -> seed -> lines of metrics.jsonl."""
     found: dict[str, dict[int, list[dict[str, Any]]]] = {}
-    for path in sorted(folder.glob("*-*/metrics.jsonl")):
+    for path in sorted((*folder.glob("*-*/metrics.jsonl"), *folder.glob("more/*-*/metrics.jsonl"))):
         arm, _, seed = path.parent.name.rpartition("-")
-        found.setdefault(arm, {})[int(seed)] = list(read_jsonl(path))
+        found.setdefault(arm, {}).setdefault(int(seed), []).extend(read_jsonl(path))
     if "warm_start" not in found:
         raise ValueError(f"folder must hold warm_start-0/metrics.jsonl, got {folder} without it")
     return found
 
 
 def held_out(lines: list[dict[str, Any]]) -> dict[str, float] | None:
-    """pass@1 of each held-out task in the last evaluation; None if there was none."""
-    evaluations = [line for line in lines if line.get("eval")]
-    if not evaluations:
-        return None
-    return {t["task"]: mean_and_error([float(p) for p in t["passed"]]).mean for t in evaluations[-1]["tasks"]}
+    """pass@1 of each held-out task; None if there was no evaluation."""
+    tasks = [task for line in lines if line.get("eval") for task in line["tasks"]]
+    return {t["task"]: mean_and_error([float(p) for p in t["passed"]]).mean for t in tasks} or None
 
 
 def paired(a: list[dict[str, float]], b: list[dict[str, float]], count: int) -> Comparison:

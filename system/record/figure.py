@@ -87,63 +87,83 @@ def draw(
     return path
 
 
-def _curves(metrics: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, list[tuple[int, float]]]]:
-    """Reward by the version at which trials were started; of the steps themselves while a run is not so far."""
-    curves: dict[str, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    lines = list(metrics)
-    x, y = (
-        ("version", "reward_started")
-        if any("reward_started" in line for line in lines)
-        else ("step", "reward")
-    )
+Levels = Mapping[str, tuple[float, float]]
+"""Level -> number of trials and their mean reward."""
+
+Curves = dict[str, dict[int, list[tuple[int, Levels]]]]
+"""Arm -> seed -> (optimizer steps taken, what the trials of that time got)."""
+
+_REACH = 2
+"""A thick line takes in what lies up to so many steps away on either side."""
+
+
+def _curves(metrics: Iterable[Mapping[str, Any]]) -> Curves:
+    """Rewards by the version at which trials were started; of the steps themselves while a run is not so far."""
+    curves: dict[str, dict[int, list[tuple[int, Levels]]]] = defaultdict(lambda: defaultdict(list))
+    lines = [line for line in metrics if not line.get("eval")]
+    complete = any("levels" in line for line in lines)
     for line in lines:
-        if not line.get("eval") and line.get(y) is not None:
-            curves[line["arm"]][int(line["seed"])].append((int(line[x]), float(line[y])))
-    return {
-        arm: {seed: sorted(points) for seed, points in sorted(seeds.items())} for arm, seeds in curves.items()
-    }
+        points = curves[line["arm"]][int(line["seed"])]
+        if "levels" in line:
+            levels = {level: (told["trials"], told["reward"]) for level, told in line["levels"].items()}
+            points.append((int(line["version"]), levels))
+        elif not complete and line.get("reward") is not None:
+            points.append((int(line["step"]), {"": (1, float(line["reward"]))}))
+    drawn = {arm: {seed: p for seed, p in sorted(seeds.items()) if p} for arm, seeds in curves.items()}
+    return {arm: seeds for arm, seeds in drawn.items() if seeds}
 
 
-def smoothed(points: Sequence[tuple[int, float]], *, reach: int = 2) -> list[tuple[int, float]]:
-    """Each point's mean with its neighbours up to `reach` steps away, as many on the left as on the right."""
-    told = []
-    for place, (step, _) in enumerate(points):
-        half = min(reach, place, len(points) - 1 - place)
-        near = [value for _, value in points[place - half : place + half + 1]]
-        told.append((step, sum(near) / len(near)))
-    return told
+def pooled(points: Iterable[Levels], share: Mapping[str, float]) -> float:
+    """Mean reward of several points together, every level weighed by its share; NaN if one of them has no trial."""
+    trials: dict[str, float] = defaultdict(float)
+    total: dict[str, float] = defaultdict(float)
+    for point in points:
+        for level, (count, reward) in point.items():
+            trials[level] += count
+            total[level] += count * reward
+    if any(not trials[level] for level in share):
+        return math.nan
+    return sum(weight * total[level] / trials[level] for level, weight in share.items())
 
 
-def _draw_curves(axes: Axes, curves: Mapping[str, Mapping[int, Sequence[tuple[int, float]]]]) -> None:
-    ends: list[tuple[float, float, str]] = []
-    for arm, seeds in curves.items():
-        total: dict[int, list[float]] = defaultdict(list)
+def _shares(curves: Curves) -> dict[str, float]:
+    """Share of each level in all trials of a run."""
+    count: dict[str, float] = defaultdict(float)
+    for seeds in curves.values():
         for points in seeds.values():
-            steps, rewards = zip(*points)
+            for _, levels in points:
+                for level, (trials, _) in levels.items():
+                    count[level] += trials
+    return {level: trials / sum(count.values()) for level, trials in count.items()}
+
+
+def _draw_curves(axes: Axes, curves: Curves) -> None:
+    ends: list[tuple[float, float, str]] = []
+    share, heights = _shares(curves), [0.5]
+    for arm, seeds in curves.items():
+        for points in seeds.values():
+            steps, rewards = zip(*((step, pooled([levels], share)) for step, levels in sorted(points)))
             axes.plot(steps, rewards, color=colour(arm), linewidth=0.7, alpha=0.4)
-            for step, reward in points:
-                total[step].append(reward)
+            heights += [reward for reward in rewards if reward == reward]
         # A mean over fewer seeds than there are would jump where a seed stops.
-        mean = [
-            (step, sum(values) / len(values))
-            for step, values in sorted(total.items())
-            if len(values) == len(seeds)
-        ]
-        if not mean:
+        last_common = min(max(step for step, _ in points) for points in seeds.values())
+        every = [point for points in seeds.values() for point in points]
+        steps = sorted({step for step, _ in every if step <= last_common})
+        rewards = [pooled([told for s, told in every if abs(s - step) <= _REACH], share) for step in steps]
+        told = [(step, reward) for step, reward in zip(steps, rewards, strict=True) if reward == reward]
+        if not told:
             continue
-        steps, rewards = zip(*smoothed(mean))
+        steps, rewards = zip(*told)
         axes.plot(
             steps,
             rewards,
             color=colour(arm),
             linewidth=2.2,
             linestyle=_LINE.get(arm, "-"),
-            marker="o" if len(mean) == 1 else "",
+            marker="o" if len(told) == 1 else "",
         )
         ends.append((rewards[-1], steps[-1], arm))
-    low, high = _limits(
-        [reward for seeds in curves.values() for points in seeds.values() for _, reward in points]
-    )
+    low, high = _limits(heights)
     axes.set_ylim(low, high)
     last = max((step for _, step, _ in ends), default=1)
     axes.set_xlim(0, last * 1.3 + 0.5)

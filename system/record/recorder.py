@@ -115,15 +115,13 @@ class Recorder:
         self.since, self.zero_variance, self.interval_begun = [], 0, now
 
     def _write_curve(self) -> None:
-        """Mean reward of the training trials by the version at which they were started.
+        """Mean reward of the training trials of each level by the version at which they were started.
 
         By the time at which they ended, the first steps would be short tasks only and the last ones long tasks only.
         """
         for version, levels in sorted(self.by_version.items()):
-            share = {level: self.level_share[level] for level in levels}
-            reward = sum(w * fmean(levels[level]) for level, w in share.items()) / sum(share.values())
-            trials = sum(len(rewards) for rewards in levels.values())
-            self.metrics.write({**self.tags, "version": version, "reward_started": reward, "trials": trials})
+            told = {str(level): {"trials": len(r), "reward": fmean(r)} for level, r in sorted(levels.items())}
+            self.metrics.write({**self.tags, "version": version, "levels": told})
         self.by_version = {}
 
     def _balanced(self) -> dict[str, Any]:
