@@ -3,6 +3,9 @@
 Call once per optimizer step, over all its tokens, before any split; then every split over micro-batches and
 ranks adds up to the same gradient. Ids are integers in any order. Only live tokens, rows and groups count:
 one with no True in the mask is as if it were not there. Weights are 0 where the mask is False.
+
+A group is all rows of one prompt. The step has N tokens in S rows of P prompts; n_i are the tokens of a row,
+N_p and G_p the tokens and rows of a prompt.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Config:
     context: int = 800
     """Tokens of a training trajectory."""
     context_held_out: int = 1280
-    """Tokens of a held-out trajectory: longer, as in the seed article (160K and 256K)."""
+    """Tokens of a held-out trajectory: longer, as in the recipe that README names (160K and 256K)."""
     turn_tokens: int = 160
     """Most tokens of one turn."""
     turns: int = 24

@@ -1,8 +1,8 @@
 """Makes the embedded policy from nothing: imitation of scripted demonstrations, in minutes on a GPU.
 
 A model of a million parameters cannot be trained by reinforcement learning from random weights, so this is where the
-project departs from its seed article. The demonstrations are those of a careless clerk, who sometimes skips an item,
-guesses instead of computing, or copies a digit wrong: what the policy learns from them leaves room to improve.
+project departs from the recipe that it follows. The demonstrations are those of a careless clerk, who sometimes skips
+an item, guesses instead of computing, or copies a digit wrong: what the policy learns from them leaves room to improve.
 
     python experiments/warm_start.py --out policies/clerk
 """

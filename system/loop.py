@@ -2,7 +2,8 @@
 
 Follow a token: `engine/batch.py` samples it, `harness/office.py` appends it to a ledger of `core/tito.py`,
 `trial.py` brings the ledger home, `step_rows` here puts it in a step batch, `trainer/torch_trainer.py` weighs it
-(`core/aggregate.py`) and turns it into gradient (`core/loss.py`).
+(`core/aggregate.py`) and turns it into gradient (`core/loss.py`). Sockets and pipes between the processes carry it
+as it is.
 """
 
 import time

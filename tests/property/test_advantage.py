@@ -104,7 +104,7 @@ def test_names_of_groups_do_not_matter(batch):
 
 @given(batch=rollouts(), junk=poison)
 def test_a_rollout_that_is_not_valid_is_as_if_absent(batch, junk):
-    """G7, F.3 nr 7: nothing leaks from it, and it gets nothing."""
+    """Nothing leaks from it, and it gets nothing."""
     for rule, function in RULES.items():
         dirty = function(torch.where(batch.valid, batch.reward, junk), *batch[1:])
         alone = function(*(field[batch.valid] for field in batch))
@@ -173,48 +173,48 @@ def test_leave_one_out_is_group_mean_stretched(batch):
 @pytest.mark.parametrize(
     "case, rule, reward, valid, group_id, expected",
     [
-        ("F.3 nr 1", "mean", [6, 3, 9, 12], None, [0, 0, 1, 1], [1.5, -1.5, -1.5, 1.5]),
-        ("F.3 nr 1", "standard", [6, 3, 9, 12], None, [0, 0, 1, 1], [0.7071, -0.7071, -0.7071, 0.7071]),
-        ("F.3 nr 2", "leave one out", [6, 3, 9, 12, 1], None, [0, 0, 1, 1, 2], [3, -3, -3, 3, 0]),
-        ("F.3 nr 3", "max likelihood", [6, 3, 9, 12], None, [0, 0, 1, 1], [1 / 3, -1 / 3, -1 / 7, 1 / 7]),
-        ("F.3 nr 7", "mean", [1, 1, 0, 0], [1, 0, 1, 1], None, [2 / 3, 0, -1 / 3, -1 / 3]),
-        ("F.3 nr 7, 15 and a masked 0", "mean", [0.5] * 15 + [0], [1] * 15 + [0], None, [0] * 16),
-        ("G7", "mean", [2, 4, 0], [1, 1, 0], None, [-1, 1, 0]),
-        ("G7", "mean", [2, 4, 0], [1, 0, 0], None, [0, 0, 0]),
-        ("G46", "mean", [0.7], None, None, [0]),
-        ("G46", "leave one out", [0.7], None, None, [0]),
-        ("G47", "standard", [0, 2], None, None, [-0.7071, 0.7071]),
-        ("losses 4", "standard", [1, 0, 0, 1], None, None, [0.866, -0.866, -0.866, 0.866]),
-        ("losses 4", "standard", [1, 0, 0, 0], None, None, [1.5, -0.5, -0.5, -0.5]),
-        ("losses 4", "leave one out", [1, 0, 0, 1], None, None, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
-        ("losses 4", "leave one out", [1, 0, 0, 1], [1, 1, 0, 1], None, [0.5, -1, 0, 0.5]),
-        ("losses 4", "max likelihood", [1, 0, 0, 0], None, None, [3, -1, -1, -1]),
-        ("losses 4, mean not positive", "max likelihood", [-1, 1], None, None, [0, 0]),
-        ("losses 4, judge noise", "standard", [0.7, 0.7 + 1e-7, 0.7, 0.7], None, None, [0, 0, 0, 0]),
-        ("losses 4, float noise", "mean", [0.1 + 0.2, 0.3], None, None, [0, 0]),
+        ("two groups of two", "mean", [6, 3, 9, 12], None, [0, 0, 1, 1], [1.5, -1.5, -1.5, 1.5]),
+        ("two groups of two", "standard", [6, 3, 9, 12], None, [0, 0, 1, 1], [0.7071, -0.7071, -0.7071, 0.7071]),
+        ("a third group of one", "leave one out", [6, 3, 9, 12, 1], None, [0, 0, 1, 1, 2], [3, -3, -3, 3, 0]),
+        ("two groups of two", "max likelihood", [6, 3, 9, 12], None, [0, 0, 1, 1], [1 / 3, -1 / 3, -1 / 7, 1 / 7]),
+        ("one of four is not valid", "mean", [1, 1, 0, 0], [1, 0, 1, 1], None, [2 / 3, 0, -1 / 3, -1 / 3]),
+        ("fifteen alike and a 0 that is not valid", "mean", [0.5] * 15 + [0], [1] * 15 + [0], None, [0] * 16),
+        ("one of three is not valid", "mean", [2, 4, 0], [1, 1, 0], None, [-1, 1, 0]),
+        ("only one is valid", "mean", [2, 4, 0], [1, 0, 0], None, [0, 0, 0]),
+        ("a group of one", "mean", [0.7], None, None, [0]),
+        ("a group of one", "leave one out", [0.7], None, None, [0]),
+        ("std with n - 1", "standard", [0, 2], None, None, [-0.7071, 0.7071]),
+        ("two of four pass", "standard", [1, 0, 0, 1], None, None, [0.866, -0.866, -0.866, 0.866]),
+        ("one of four passes", "standard", [1, 0, 0, 0], None, None, [1.5, -0.5, -0.5, -0.5]),
+        ("two of four pass", "leave one out", [1, 0, 0, 1], None, None, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
+        ("one of four is not valid", "leave one out", [1, 0, 0, 1], [1, 1, 0, 1], None, [0.5, -1, 0, 0.5]),
+        ("one of four passes", "max likelihood", [1, 0, 0, 0], None, None, [3, -1, -1, -1]),
+        ("the mean is not positive", "max likelihood", [-1, 1], None, None, [0, 0]),
+        ("judge noise", "standard", [0.7, 0.7 + 1e-7, 0.7, 0.7], None, None, [0, 0, 0, 0]),
+        ("float noise", "mean", [0.1 + 0.2, 0.3], None, None, [0, 0]),
     ],
 )
-def test_published_numbers(case, rule, reward, valid, group_id, expected):
+def test_worked_examples(case, rule, reward, valid, group_id, expected):
     result = RULES[rule](*of(reward, None if valid is None else [bool(v) for v in valid], group_id))
     assert result.advantage.tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_spread_must_exceed_the_tolerance():
-    """F.5: a spread that equals the tolerance is no difference."""
+    """A spread that equals the tolerance is no difference."""
     assert not group_mean(*of([1.0, 1.5]), tolerance=0.5).has_signal.any()
     assert group_mean(*of([1.0, 1.5]), tolerance=0.49).has_signal.all()
     assert not group_mean(*of([1.0, 1.0]), tolerance=0.0).has_signal.any()
 
 
-def test_zero_variance_published_groups():
-    """F.5: u1 1,2; u2 3,3; u3 5 alone, which here is dropped and not kept."""
+def test_zero_variance_needs_a_group_of_two():
+    """A group alone has no signal, and no variance to be zero."""
     batch = of([1, 2, 3, 3, 5], None, [1, 1, 2, 2, 3])
     assert advantage.zero_variance(*batch, tolerance=1e-6).tolist() == [False, False, True, True, False]
     assert group_mean(*batch).has_signal.tolist() == [True, True, False, False, False]
 
 
 def test_rows_of_one_rollout_vote_once():
-    """G6: four rollouts, of which two have two rows."""
+    """Four rollouts, of which two have two rows."""
     once = group_mean(*of([1, 0, 1, 0])).advantage
     rollout_of_row = torch.tensor([0, 0, 1, 2, 2, 3])
     rows = advantage.token_advantage(once, rollout_of_row, torch.ones(6, dtype=torch.bool))
@@ -222,7 +222,6 @@ def test_rows_of_one_rollout_vote_once():
 
 
 def test_every_row_masks_its_rollouts_advantage_itself():
-    """G8."""
     mask = torch.tensor([False, True, True, False, False, False, False, True])
     spread = advantage.token_advantage(torch.tensor([0.5]), torch.zeros(8, dtype=torch.long), mask)
     assert spread.tolist() == [0, 0.5, 0.5, 0, 0, 0, 0, 0.5]

@@ -75,7 +75,7 @@ def test_weights_agree_with_means_of_means_by_loop(step):
 
 @given(step=packed_steps(), data=st.data())
 def test_gradient_adds_up_over_any_split_of_tokens_and_ranks(step, data):
-    """G1, G2: weights come from the whole step, so micro-batches and ranks only add."""
+    """Weights come from the whole step, so micro-batches and ranks only add."""
     for rule in RULES:
         value = torch.where(step.loss_mask, step.value, 0.0)
         part = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=len(value), max_size=len(value))))
@@ -100,7 +100,7 @@ def test_weight_follows_its_token_through_any_permutation(step, data):
 
 @given(step=packed_steps(), junk=st.integers(-99, 99), new=st.booleans())
 def test_masked_tokens_rows_and_groups_are_as_if_absent(step, junk, new):
-    """G3: padding and dead rows count in no denominator."""
+    """Padding and dead rows count in no denominator."""
     for rule in RULES:
         row = 2 * 10**9 + junk if new or not len(step.value) else int(step.row_id[0])
         group = 2 * 10**9 if new or not len(step.value) else int(step.group_id[0])
@@ -169,32 +169,31 @@ TABLE = [[[1.0, 1], [2.0, 2, 2, 2], [5.0]], [[3.0], [7.0, 7, 7]]]
 @pytest.mark.parametrize(
     "case, rule, groups, expected",
     [
-        ("losses 3.2", "token", TABLE, 39 / 11),
-        ("losses 3.2", "sequence", TABLE, 3.6),
-        ("losses 3.2", "sequence sum", TABLE, 0.975),
-        ("losses 3.2", "prompt", TABLE, 4.07142857142857),
-        ("losses 3.2", "prompt of sequence means", TABLE, 3.83333333333333),
-        ("losses 3.2 empty prompt", "prompt", [[[None, None]], [[6.0, 6]]], 6.0),
-        ("losses 3.4 nr 1", "token", [[[1.0] * 10], [[4.0] * 2]], 1.5),
-        ("G1", "token", [[[1.0] * 4], [[3.0] * 2], [[5.0] * 2]], 2.5),
-        ("G2", "sequence", [[[1.0]] * 8], 1.0),
-        ("G3", "token", [[[1.0, 1, 1, None, None, None], [None] * 6, [None] * 4]], 1.0),
-        ("G4", "prompt", [[[None, None]]], 0.0),
-        ("G51", "prompt", [[[1.0, 1], [3.0, 3]], [[10.0]], [[None]]], 6.0),
-        ("G51", "token", [[[1.0, 1], [3.0, 3]], [[10.0]], [[None]]], 3.6),
-        ("G51", "sequence", [[[1.0, 1], [3.0, 3]], [[10.0]], [[None]]], 14 / 3),
-        ("F.2 nr 2", "token", [[[1.0, 2, None], [4.0, 5, 6]]], 3.6),
-        ("F.2 nr 3", "sequence", [[[1.0, 2], [3.0, None]]], 2.25),
-        ("F.2 nr 6", "prompt", [[[1.0, 2], [3.0, None]], [[5.0, 6], [7.0, 8]]], 4.25),
-        ("F.2 nr 8", "token", [[[0.5] * 100], [[0.3] * 900]], 0.32),
+        ("two prompts", "token", TABLE, 39 / 11),
+        ("two prompts", "sequence", TABLE, 3.6),
+        ("two prompts", "sequence sum", TABLE, 0.975),
+        ("two prompts", "prompt", TABLE, 4.07142857142857),
+        ("two prompts", "prompt of sequence means", TABLE, 3.83333333333333),
+        ("a dead prompt has no vote", "prompt", [[[None, None]], [[6.0, 6]]], 6.0),
+        ("ten tokens against two", "token", [[[1.0] * 10], [[4.0] * 2]], 1.5),
+        ("four, two and two tokens", "token", [[[1.0] * 4], [[3.0] * 2], [[5.0] * 2]], 2.5),
+        ("eight rows of one token", "sequence", [[[1.0]] * 8], 1.0),
+        ("padding and dead rows", "token", [[[1.0, 1, 1, None, None, None], [None] * 6, [None] * 4]], 1.0),
+        ("nothing live", "prompt", [[[None, None]]], 0.0),
+        ("a dead prompt has no vote", "prompt", [[[1.0, 1], [3.0, 3]], [[10.0]], [[None]]], 6.0),
+        ("a dead prompt has no vote", "token", [[[1.0, 1], [3.0, 3]], [[10.0]], [[None]]], 3.6),
+        ("a dead prompt has no vote", "sequence", [[[1.0, 1], [3.0, 3]], [[10.0]], [[None]]], 14 / 3),
+        ("padding", "token", [[[1.0, 2, None], [4.0, 5, 6]]], 3.6),
+        ("padding", "sequence", [[[1.0, 2], [3.0, None]]], 2.25),
+        ("padding", "prompt", [[[1.0, 2], [3.0, None]], [[5.0, 6], [7.0, 8]]], 4.25),
+        ("a hundred tokens against nine", "token", [[[0.5] * 100], [[0.3] * 900]], 0.32),
     ],
 )
-def test_published_numbers(case, rule, groups, expected):
+def test_worked_examples(case, rule, groups, expected):
     assert loss(rule, simple(groups)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_sequence_sum_divides_by_rows_and_a_constant():
-    """F.2 nr 4."""
     step = simple([[[2.0, 3], [9.0, None]]])
     votes = aggregate.sequence_sum_weight(step.loss_mask, step.row_id, step.group_id, length=10, dtype=F64)
     assert float((votes * step.value.nan_to_num()).sum()) == pytest.approx(0.7)
@@ -210,7 +209,7 @@ def test_sequence_sum_divides_by_rows_and_a_constant():
     ],
 )
 def test_weighted_advantages_of_two_prompts(rule, expected):
-    """F.2 nr 7: rows of 3, 1 and 2, 4 tokens, advantages 1, -1 and 2, -2."""
+    """Rows of 3, 1 and 2, 4 tokens, advantages 1, -1 and 2, -2."""
     step = simple([[[1.0] * 3, [-1.0]], [[2.0] * 2, [-2.0] * 4]])
     product = weight(rule, step) * step.value
     first = [int((step.row_id == row).nonzero()[0]) for row in range(100, 104)]
@@ -219,7 +218,7 @@ def test_weighted_advantages_of_two_prompts(rule, expected):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_nothing_to_train_gives_loss_zero_and_a_zero_gradient(rule):
-    """G4: still attached to the graph."""
+    """Still attached to the graph."""
     step = simple([[[None, None]], [[None]]])
     parameter = torch.ones((), dtype=F64, requires_grad=True)
     total = (weight(rule, step) * parameter).sum()

@@ -22,8 +22,7 @@ def test_what_is_asked_fits_window_and_cap_and_is_the_most_that_does(window, use
     "window, used, cap, ask",
     [(256, 273, 20, 0), (100, 90, 20, 10), (100, 90, 50, 10), (100, 99, 50, 1), (9, 9, 5, 0)],
 )
-def test_published_budgets(window, used, cap, ask):
-    """G38, F.9."""
+def test_worked_budgets(window, used, cap, ask):
     assert budget.tokens_to_ask(window=window, used=used, cap=cap) == ask
 
 
@@ -44,8 +43,8 @@ def test_a_trial_is_nudged_once_at_the_first_turn_with_little_left(spent, ratio)
 
 
 @pytest.mark.parametrize("left, nudge, percent", [(32000, True, 20), (32001, False, 20), (-5, True, 0)])
-def test_published_nudges(left, nudge, percent):
-    """F.9: window 160000, ratio 0.2."""
+def test_worked_nudges(left, nudge, percent):
+    """Window 160000, ratio 0.2."""
     used = 160000 - left
     assert budget.should_nudge(window=160000, used=used, ratio=0.2, already_nudged=False) is nudge
     assert budget.percent_left(window=160000, used=used) == percent
@@ -62,8 +61,8 @@ def test_a_cut_text_is_its_head_the_marker_and_its_tail(text, limit):
         assert len(cut) == limit + len("<cut>")
 
 
-def test_published_cut():
-    """F.9: 42000 stays, 42001 becomes 28000 + marker + 14000."""
+def test_worked_cut():
+    """42000 stays, 42001 becomes 28000 + marker + 14000."""
     text = "a" * 28000 + "b" + "c" * 14000
     assert budget.cut_text(text[:-1], limit=42000, marker="|") == text[:-1]
     assert budget.cut_text(text, limit=42000, marker="|") == "a" * 28000 + "|" + "c" * 14000

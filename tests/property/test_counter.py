@@ -43,7 +43,7 @@ def test_a_permutation_has_everything_once(count, seed, epoch):
 
 
 def test_every_epoch_has_its_own_order():
-    """recipe C.8: reloading the first state gave one order for all epochs."""
+    """Reloading the first state would give one order for all."""
     orders = {counter.permutation(20, 42, epoch) for epoch in range(50)}
     assert len(orders) == 50
 

@@ -40,13 +40,12 @@ def test_with_one_trial_both_are_the_share_passed(case):
 
 
 @pytest.mark.parametrize("trials, passed, k, expected", [(4, 1, 2, 0.5), (5, 2, 3, 0.9), (4, 1, 1, 0.25)])
-def test_pass_at_k_published_numbers(trials, passed, k, expected):
-    """G54; G55: four rollouts in seven rows are four trials."""
+def test_pass_at_k_worked_examples(trials, passed, k, expected):
+    """Four rollouts in seven rows are four trials."""
     assert estimate.pass_at_k(trials=trials, passed=passed, k=k) == pytest.approx(expected)
 
 
 def test_pass_at_k_refuses_more_trials_than_there_were():
-    """G54."""
     with pytest.raises(ValueError, match="k must lie between 1 and 3 trials, got 4"):
         estimate.pass_at_k(trials=3, passed=1, k=4)
     with pytest.raises(ValueError, match="passed must lie between 0 and 3 trials, got 4"):
@@ -202,7 +201,7 @@ def test_compare_refuses_unequal_tables(a, b, confidence, text):
         estimate.compare(a, b, confidence=confidence)
 
 
-def test_holm_published_example():
+def test_holm_worked_example():
     assert estimate.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
 
 

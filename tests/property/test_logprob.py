@@ -73,14 +73,14 @@ def test_inputs_are_untouched_and_entropy_has_no_gradient(problem):
 
 @pytest.mark.parametrize("temperature, expected", [(0.5, -0.01815), (1.0, -0.12693)])
 def test_temperature_is_the_samplers(temperature, expected):
-    """G23: logits 2 and 0."""
+    """Logits 2 and 0."""
     hidden, head = torch.tensor([[1.0]], dtype=F64), torch.tensor([[2.0], [0.0]], dtype=F64)
     found = logprob.token_logprob(hidden, head, torch.tensor([0]), temperature=temperature, chunk=1)
     assert float(found.logprob) == pytest.approx(expected, abs=1e-5)
 
 
-def test_entropy_published_number():
-    """losses 5.2: .5 .3 .2."""
+def test_entropy_worked_example():
+    """Probabilities .5 .3 .2."""
     head = torch.tensor([[math.log(p)] for p in (0.5, 0.3, 0.2)], dtype=F64)
     found = logprob.token_logprob(
         torch.ones(1, 1, dtype=F64), head, torch.tensor([2]), temperature=1.0, chunk=1

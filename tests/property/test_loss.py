@@ -107,7 +107,7 @@ def test_score_form_and_ratio_form_have_one_gradient(batch):
 
 @given(batch=token_batches(), junk=poison, where=st.sets(st.sampled_from(["lp", "lr", "a"]), min_size=1))
 def test_nothing_is_read_outside_the_mask(batch, junk, where):
-    """G5 and losses section 10: mask the argument, not the result."""
+    """Mask the argument, not the result."""
     for rule in RULES:
         clean, grad = run(rule, batch)
         dirty = batch._replace(
@@ -127,7 +127,7 @@ def test_nothing_is_read_outside_the_mask(batch, junk, where):
 @pytest.mark.parametrize("junk", [math.nan, -math.inf, math.inf, -9999.0])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_a_token_without_a_usable_rollout_logprob_is_dropped_and_shown(rule, junk, dtype):
-    """Never ratio 1, never an overflowing coefficient: recipe F.10."""
+    """Never ratio 1, never an overflowing coefficient."""
     result, grad = run(rule, tokens([-1.0, -1.0], [junk, -1.1], [1.0, 1.0], dtype=dtype))
     assert result.unusable.tolist() == [True, False]
     assert float(result.value[0]) == 0 and float(grad[0]) == 0 and float(result.importance_ratio[0]) == 0
@@ -147,7 +147,6 @@ def test_a_nan_from_upstream_is_seen(rule, field):
 
 @given(batch=token_batches())
 def test_no_gradient_flows_into_what_was_recorded(batch):
-    """G43."""
     for rule in RULES:
         leaves = [field.clone().requires_grad_() for field in batch[:3]]
         RULES[rule](*leaves, batch.loss_mask).value.sum().backward()
@@ -199,7 +198,6 @@ def test_arithmetic_is_float32_at_least(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_empty_mask_gives_zero_that_is_still_attached(rule):
-    """G4."""
     result, grad = run(rule, tokens([math.nan], [math.nan], [math.nan], [False]))
     assert result.value == 0 and grad == 0
 
@@ -265,7 +263,6 @@ PROBABILITIES = [
 @pytest.mark.parametrize("mu, pi, a, tv_keep, kl_keep, gradient", PROBABILITIES)
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_dppo_table(mu, pi, a, tv_keep, kl_keep, gradient, dtype):
-    """losses 1.4."""
     batch = tokens([math.log(pi)], [math.log(mu)], [a], dtype=dtype)
     result, grad = run("tv", batch)
     assert bool(result.out_of_region) is not tv_keep
@@ -274,7 +271,7 @@ def test_dppo_table(mu, pi, a, tv_keep, kl_keep, gradient, dtype):
 
 
 def test_dppo_table_in_sum():
-    """losses 1.4: score-form sum, and the coefficient sum under a cap of 5."""
+    """Score-form sum, and the coefficient sum under a cap of 5."""
     mu, pi, advantage = ([row[i] for row in PROBABILITIES] for i in range(3))
     batch = tokens([math.log(p) for p in pi], [math.log(p) for p in mu], advantage)
     assert float(tv(*batch).value.sum()) == pytest.approx(460.74005736, rel=1e-9)
@@ -288,13 +285,13 @@ def test_dppo_table_in_sum():
 @pytest.mark.parametrize(
     "case, lp, lr, a, low, keep, ratio_form",
     [
-        ("F.1 nr 5", [-0.3, -2.0, -0.9], [-1.0] * 3, [1.0, -1, 1], 0.2, [0, 0, 1], -1.10517),
-        ("F.1 nr 6", [-2.0, -0.3], [-1.0] * 2, [1.0, -1], 0.2, [1, 1], 1.64587),
-        ("F.1 nr 7", [-0.3, -0.95], [-0.35, -1.0], [1.0, 1], 0.2, [1, 1], -2.10254),
-        ("F.1 nr 12", [math.log(0.1)], [math.log(1e-6)], [-1.0], 0.2, [1], 1e5),
+        ("too high, too low, inside", [-0.3, -2.0, -0.9], [-1.0] * 3, [1.0, -1, 1], 0.2, [0, 0, 1], -1.10517),
+        ("on the way back", [-2.0, -0.3], [-1.0] * 2, [1.0, -1], 0.2, [1, 1], 1.64587),
+        ("inside", [-0.3, -0.95], [-0.35, -1.0], [1.0, 1], 0.2, [1, 1], -2.10254),
+        ("a ratio of 1e5", [math.log(0.1)], [math.log(1e-6)], [-1.0], 0.2, [1], 1e5),
     ],
 )
-def test_dppo_total_variation_published_numbers(case, lp, lr, a, low, keep, ratio_form):
+def test_dppo_total_variation_worked_examples(case, lp, lr, a, low, keep, ratio_form):
     result = tv(*tokens(lp, lr, a), low=low, high=low)
     assert (~result.out_of_region).int().tolist() == keep
     total = -(result.importance_ratio * torch.tensor(a, dtype=F64))[~result.out_of_region].sum()
@@ -305,8 +302,7 @@ def test_dppo_total_variation_published_numbers(case, lp, lr, a, low, keep, rati
     "lp, a, delta, keep, ratio_form",
     [([-0.1, -0.95], [1.0, 1], 0.05, [0, 1], -1.05127), ([-1.01, -0.99], [1.0, -1], 0.5, [1, 1], 0.0200003)],
 )
-def test_dppo_kl_published_numbers(lp, a, delta, keep, ratio_form):
-    """F.1 nr 8."""
+def test_dppo_kl_worked_examples(lp, a, delta, keep, ratio_form):
     result = kl(*tokens(lp, [-1.0] * 2, a), low=delta, high=delta)
     assert (~result.out_of_region).int().tolist() == keep
     total = -(result.importance_ratio * torch.tensor(a, dtype=F64))[~result.out_of_region].sum()
@@ -318,7 +314,7 @@ def test_dppo_kl_published_numbers(lp, a, delta, keep, ratio_form):
     [(0.5, 0.65, 0.0471553397356), (0.9, 0.999, 0.366593004807), (0.5, 0.7, 0.0871766935724)],
 )
 def test_dppo_kl_threshold_is_the_binary_divergence(mu, pi, divergence):
-    """losses 1.4: the mask flips exactly at the divergence."""
+    """The mask flips exactly at the divergence."""
     batch = tokens([math.log(pi)], [math.log(mu)], [1.0])
     assert bool(kl(*batch, high=divergence * (1 - 1e-9)).out_of_region)
     assert not bool(kl(*batch, high=divergence * (1 + 1e-9)).out_of_region)
@@ -327,7 +323,7 @@ def test_dppo_kl_threshold_is_the_binary_divergence(mu, pi, divergence):
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("lp", [0.0, -1e-30, 1e-7])
 def test_dppo_kl_stays_finite_where_a_token_is_certain(lp, dtype):
-    """losses 1.4: 1 - pi underflows, a kernel may report a logprob above 0."""
+    """1 - pi underflows, a kernel may report a logprob above 0."""
     result, grad = run("kl", tokens([lp, -0.5], [-0.5, lp], [1.0, -1.0], dtype=dtype))
     assert result.out_of_region.tolist() == [True, True]
     assert grad.tolist() == [0.0, 0.0] and result.value.isfinite().all()
@@ -340,7 +336,7 @@ def test_dppo_kl_stays_finite_where_a_token_is_certain(lp, dtype):
 
 @pytest.mark.parametrize("r, gradient", [(0.4, 0), (0.500001, -1.000002), (1, -2), (4.999, -9.998), (7, 0)])
 def test_glm_table(r, gradient):
-    """losses 2.1, bounds (0.5, 5), advantage 2."""
+    """Bounds (0.5, 5), advantage 2."""
     _, grad = run("glm", tokens([math.log(r) - 8], [-8.0], [2.0]))
     assert float(grad) == pytest.approx(gradient, rel=1e-6)
 
@@ -353,8 +349,8 @@ def test_glm_bounds_are_strict():
     assert glm(*same, low=0.5, high=2.0).out_of_region.tolist() == [False, False]
 
 
-def test_glm_published_numbers():
-    """F.1 nr 10, epsilon 0.2 and 0.28; losses 2.1: mu .2, pi .3, A 2."""
+def test_glm_worked_examples():
+    """Epsilon 0.2 and 0.28; then mu .2, pi .3, A 2."""
     result = glm(*tokens([-0.8, -0.8, -0.3, -3.0], [-1.0] * 4, [1.0, -1, 1, -1]), low=0.8, high=1.28)
     assert result.importance_ratio.tolist() == pytest.approx([1.2214, 1.2214, 2.0138, 0.1353], abs=1e-4)
     assert result.out_of_region.tolist() == [False, False, True, True]
@@ -383,13 +379,12 @@ def test_cispo_from_zero_is_dppo_that_never_masks(batch, cap):
 
 @pytest.mark.parametrize("r, weight", [(7.0, 5.0), (0.3, 0.3)])
 def test_cispo_bounds_are_absolute(r, weight):
-    """G44."""
     result, grad = run("cispo", tokens([math.log(r) - 3], [-3.0], [1.0]))
     assert float(grad) == pytest.approx(-weight) and bool(result.out_of_region) is (r > 5)
 
 
-def test_cispo_published_numbers():
-    """F.1 nr 2, rollout anchor, epsilon 0.2."""
+def test_cispo_worked_examples():
+    """Epsilon 0.2."""
     batch = tokens([-1.69315, -1.0, -0.69741], [-1.30685, -1.5, -1.0], [1.0, -1, -4])
     result = cispo(*batch, low=0.8, high=1.2)
     assert result.importance_ratio.tolist() == pytest.approx([0.67957, 1.64872, 1.35336], abs=1e-4)
@@ -399,7 +394,6 @@ def test_cispo_published_numbers():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_masked_column_leaves_rows_finite(rule):
-    """F.1 nr 11."""
     shape = [[-1.0, -1.5, -0.8], [-0.7, -1.2, -2.0]], [[-1.2, -1.0, -0.9], [-0.6, -1.5, -1.7]]
     advantage, mask = [[1.0] * 3, [-1.0] * 3], [[True, True, False]] * 2
     result = RULES[rule](*(torch.tensor(x, dtype=F64) for x in (*shape, advantage)), torch.tensor(mask))

@@ -33,13 +33,12 @@ def test_every_token_but_the_first_of_a_row_is_a_label_once(rows):
 
 
 def test_labels_never_cross_rows():
-    """G17."""
     labels = mask.next_in_row(*packed([[10, 11, 12], [20, 21]]), fill=-1)
     assert labels.tolist() == [11, 12, -1, 21, -1]
 
 
 def test_mask_is_aligned_with_the_label():
-    """G16: tokens p p r r; the first sampled token is predicted by the last of the prompt."""
+    """Tokens p p r r; the first sampled token is predicted by the last of the prompt."""
     row_id = torch.zeros(4, dtype=torch.long)
     label_mask = mask.next_in_row(torch.tensor([False, False, True, True]), row_id, fill=False)
     assert label_mask.tolist() == [False, True, True, False]
@@ -66,7 +65,7 @@ def test_next_in_row_refuses_shapes_that_differ():
 
 
 def test_only_sampled_tokens_are_trained():
-    """G21: an assistant turn of three tokens inside the prompt, then two sampled ones."""
+    """An assistant turn of three tokens inside the prompt, then two sampled ones."""
     version = torch.tensor([-1, -1, -1, -1, -1, 0, 4])
     everything = torch.ones(7, dtype=torch.bool)
     assert mask.sampled_only(everything, version).tolist() == [False] * 5 + [True] * 2
@@ -74,7 +73,7 @@ def test_only_sampled_tokens_are_trained():
 
 
 def test_overlong_rows_are_told_by_finish_reason_and_not_by_their_last_token():
-    """G20: 77 after a stop is kept, the end-of-turn token 2 after a cut is not."""
+    """77 after a stop is kept, the end-of-turn token 2 after a cut is not."""
     finish_reason, last = ["stop", "length"], [77, 2]
     keep = torch.tensor([reason == "stop" for reason in finish_reason])
     row_index = torch.tensor([0, 0, 1, 1])

@@ -1,4 +1,4 @@
-"""Laws of core.mismatch: sums that add up over any split, and the published numbers."""
+"""Laws of core.mismatch: sums that add up over any split, and worked examples."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ F64 = torch.float64
         ("effective_share", 0.97461219304),
     ],
 )
-def test_published_numbers(metric, expected):
-    """losses 6."""
+def test_worked_examples(metric, expected):
     lp, lr = torch.tensor([-1.0, -0.5, -2.0], dtype=F64), torch.tensor([-1.1, -0.5, -1.7], dtype=F64)
     found = mismatch.mismatch(mismatch.mismatch_sums(lp, lr, torch.ones(3, dtype=torch.bool)))
     assert float(found._asdict()[metric]) == pytest.approx(expected, rel=1e-10)
 
 
 def test_mean_difference_is_weighted_by_tokens():
-    """F.8."""
     lp = torch.tensor([[-1.0, -2, -3], [-0.5, -1.5, -2.5]], dtype=F64)
     lr = torch.tensor([[-1.5, -1, -3], [-0.5, -2, -1]], dtype=F64)
     mask = torch.tensor([[True, True, False], [True, True, True]])

@@ -27,7 +27,6 @@ def test_an_outcome_survives_a_dictionary(case):
 
 @given(scored=st.sets(st.sampled_from(outcome.TRUNCATIONS)))
 def test_only_what_the_policy_did_has_a_valid_reward(scored):
-    """G60."""
     for case in OUTCOMES:
         expected = case.kind in ("solved", "failed") or case.reason in scored
         assert outcome.has_valid_reward(case, scored_truncations=scored) is expected
@@ -67,7 +66,6 @@ def test_an_unknown_truncation_is_refused():
     ],
 )
 def test_one_system_error_among_four_under_each_policy(policy, counts, verdict):
-    """G59."""
     assert outcome.group_verdict(size=4, **counts) == verdict
 
 
@@ -115,7 +113,6 @@ def test_impossible_counts_are_refused():
 
 
 def test_rows_of_one_rollout_must_agree_on_the_reward():
-    """G10."""
     with pytest.raises(ValueError, match="rows of rollout 7 must agree on the reward, got 1.0 and 0.0"):
         outcome.reward_per_rollout([3, 7, 7], [0.5, 1.0, 0.0])
     with pytest.raises(ValueError, match="rows of rollout 7 must agree on the reward, got 0.0 and 1.0"):
@@ -123,7 +120,6 @@ def test_rows_of_one_rollout_must_agree_on_the_reward():
 
 
 def test_zero_is_a_reward_and_none_is_not():
-    """G53."""
     assert outcome.reward_per_rollout([1, 1, 2], [0.0, 0.0, None]) == {1: 0.0, 2: None}
 
 

@@ -64,19 +64,17 @@ def test_packing_is_within_first_fit_decreasings_bound(lengths, budget):
         ([], 5, 0),
     ],
 )
-def test_published_bin_counts(lengths, budget, bins):
-    """recipe F.7 and losses 8, where a count by ceiling of the sum broke the cap."""
+def test_worked_bin_counts(lengths, budget, bins):
+    """Not the ceiling of the sum over the budget, which would break the cap."""
     assert len(pack.first_fit_decreasing(lengths, token_budget=budget)) == bins
 
 
 def test_an_oversize_row_is_alone():
-    """F.7."""
     assert pack.first_fit_decreasing([100, 10, 10], token_budget=50) == ((0,), (1, 2))
 
 
 @given(lengths=LENGTHS, budget=BUDGET, ranks=RANKS)
 def test_a_plan_has_every_row_once_and_every_rank_equally_many_micro_batches(lengths, budget, ranks):
-    """G31."""
     hands = plan(lengths, budget, ranks)
     assert len(hands) == ranks and len({len(hand) for hand in hands}) == 1
     assert sorted(i for hand in hands for rows in hand for i in rows) == list(range(len(lengths)))
@@ -97,13 +95,12 @@ def test_one_rank_has_no_dummy(lengths, budget):
 
 
 def test_ranks_with_different_rows_compute_equally_often():
-    """G31: budget 10, rows 9 8 3 3 over two ranks."""
+    """Budget 10, rows 9 8 3 3 over two ranks."""
     assert [len(hand) for hand in plan([9, 8, 3, 3], 10, 2)] == [2, 2]
 
 
 @pytest.mark.parametrize("count, ranks, dummies", [(8, 4, 0), (9, 4, 3), (0, 4, 0), (1, 1, 0)])
 def test_dummies_fill_up_and_never_add_a_round(count, ranks, dummies):
-    """G30."""
     assert pack.dummies(count, ranks=ranks) == dummies
 
 
@@ -135,7 +132,7 @@ def test_cost_adds_up_over_rows(lengths):
 
 
 def test_cost_of_a_long_row_against_a_short_one():
-    """losses 8: 73.47 times, in tokens 32.8."""
+    """73.47 times, in tokens 32.8."""
     long, short = (pack.cost([s], per_token=24576.0, per_square=1.0) for s in (32768, 1000))
     assert long / short == pytest.approx(73.47, abs=0.01)
 

@@ -268,7 +268,6 @@ def test_a_task_dropped_as_too_old_is_drawn_again_first(world):
 
 @given(world=worlds(evaluate_at=(0, 1, 2, 3, 4, 5)))
 def test_an_evaluation_sees_one_version_and_no_weights_move_meanwhile(world):
-    """G65."""
     world.run()
     labels = [ended.version for ended in world.said(EvaluationEnded)]
     assert labels == list(range(world.settings.steps + 1))
@@ -301,7 +300,7 @@ def test_training_trials_start_only_when_no_evaluation_trial_waits(world):
 
 @given(world=worlds(), stop=st.integers(0, 60))
 def test_a_stop_drains_and_finishes(world, stop):
-    """G64: training is cancelled, an evaluation under way comes to its end, nothing waits for a version."""
+    """Training is cancelled, an evaluation under way comes to its end, nothing waits for a version."""
     world.stop_after = stop
     world.run()
     assert world.states[-1].finished and not world.states[-1].running and not world.states[-1].training
@@ -342,7 +341,7 @@ def test_a_reaction_leaves_the_state_it_was_given_alone(world, where):
 
 @given(world=worlds(), version=st.integers(0, 5))
 def test_a_resumed_run_goes_on_to_the_last_step(world, version):
-    """G25: it admits what a run that got there admits; G63: weights first."""
+    """It admits what a run that got there admits; weights first."""
     version = min(version, world.settings.steps)
     world.run(version=version)
     assert [train.version for train in world.said(Train)] == list(range(version, world.settings.steps))
@@ -379,7 +378,6 @@ def test_a_policy_that_solves_everything_still_comes_to_its_end():
 
 
 def test_one_lost_trial_among_many_costs_nothing_else():
-    """G58."""
     world = World(settings_of(max_retries=0, max_zero_variance=0), seed=3, lost_rate=0.0)
     world.kinds["train-0-0-0"] = "system_error"
     world.run()
@@ -415,7 +413,7 @@ OVERTAKING = [
 
 
 def test_overtaken_groups_are_waited_for():
-    """F.6: one group a step, bound 1; group 0 is slow. Group 2 may not be trained before it."""
+    """One group a step, bound 1; group 0 is slow. Group 2 may not be trained before it."""
     settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="wait")
     _, actions = drive(settings, *OVERTAKING)
     trained = [a.group_ids for step in actions for a in step if isinstance(a, Train)]
@@ -425,7 +423,7 @@ def test_overtaken_groups_are_waited_for():
 
 
 def test_overtaken_groups_are_dropped_where_asked():
-    """F.6: there the group is trained at age 3 in silence."""
+    """Never trained at age 3 in silence."""
     settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
     more = [StepTrained(version=2), WeightsApplied(version=2), *ends(0, 1.0, 0.0)]
     _, actions = drive(settings, *OVERTAKING, *more)
@@ -446,7 +444,7 @@ def test_one_stale_member_cancels_the_rest_of_its_group_as_soon_as_the_next_step
 
 @pytest.mark.parametrize("oldest, fate", [(0, "dropped"), (1, "trained"), (2, "trained")])
 def test_age_counts_from_the_oldest_token_that_was_sampled(oldest, fate):
-    """G27: group 0 was started at version 0 and ends at version 2 with bound 1; its tokens decide."""
+    """Group 0 was started at version 0 and ends at version 2 with bound 1; its tokens decide."""
     settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
     one, other = ends(0, 1.0, version=2)[0], ends(0, 1.0, 0.0, version=oldest)[1]
     _, actions = drive(settings, *OVERTAKING, StepTrained(version=2), WeightsApplied(version=2), one, other)
@@ -456,7 +454,7 @@ def test_age_counts_from_the_oldest_token_that_was_sampled(oldest, fate):
 
 
 def test_a_surplus_of_finished_groups_stays_in_order():
-    """G29: five are finished, three are needed."""
+    """Five are finished, three are needed."""
     settings = settings_of(batch_groups=3, group_size=2, max_running=99, max_staleness=3)
     finished = [event for group in (4, 1, 3, 0) for event in ends(group, 0.0, 1.0)]
     state, actions = drive(settings, *finished, *ends(2, 0.0, 1.0))
@@ -503,6 +501,6 @@ def test_opening_past_the_last_step_is_refused():
     ],
 )
 def test_settings_that_cannot_run_are_refused(change, text):
-    """G46 among them: a group of one trains nothing."""
+    """Among them a group of one, which would train nothing."""
     with pytest.raises(ValueError, match=text):
         settings_of(**change)

@@ -34,31 +34,29 @@ def test_capacity_is_the_number_of_starts_until_a_bound_is_met(version, accepted
 @pytest.mark.parametrize(
     "case, arguments, expected",
     [
-        ("G25: resumed at version 10", {"version": 10, "accepted": 40, "batch": 4, "bound": 2}, 12),
-        ("G26: synchronous is a batch, not a deadlock", {"batch": 8}, 8),
-        ("losses 9", {"batch": 8, "bound": 4}, 40),
-        ("losses 9", {"batch": 8, "bound": 4, "running": 10}, 30),
-        ("losses 9", {"batch": 8, "version": 1, "accepted": 8}, 8),
-        ("F.6: all accepted", {"batch": 2, "bound": 1, "accepted": 4, "cap": 4}, 0),
-        ("F.6: one filtered gives its place back", {"batch": 2, "bound": 1, "accepted": 3, "cap": 4}, 1),
-        ("F.6: B 16, S 3", {"batch": 16, "bound": 3}, 64),
-        ("F.6: 65th waits", {"batch": 16, "bound": 3, "running": 64}, 0),
+        ("resumed at version 10", {"version": 10, "accepted": 40, "batch": 4, "bound": 2}, 12),
+        ("synchronous is a batch, not a deadlock", {"batch": 8}, 8),
+        ("a bound of four", {"batch": 8, "bound": 4}, 40),
+        ("running groups take their place", {"batch": 8, "bound": 4, "running": 10}, 30),
+        ("a step gives a batch back", {"batch": 8, "version": 1, "accepted": 8}, 8),
+        ("all accepted", {"batch": 2, "bound": 1, "accepted": 4, "cap": 4}, 0),
+        ("one filtered gives its place back", {"batch": 2, "bound": 1, "accepted": 3, "cap": 4}, 1),
+        ("batch 16, bound 3", {"batch": 16, "bound": 3}, 64),
+        ("the 65th waits", {"batch": 16, "bound": 3, "running": 64}, 0),
         ("more running than allowed is no debt", {"running": 9, "cap": 4}, 0),
     ],
 )
-def test_published_capacities(case, arguments, expected):
+def test_worked_capacities(case, arguments, expected):
     assert capacity(**arguments) == expected, case
 
 
 @pytest.mark.parametrize("version, total", [(0, 64), (1, 80), (4, 128), (12, 256)])
 def test_groups_allowed_in_all_grow_by_a_batch_a_version(version, total):
-    """F.6, whose versions count from 1."""
     assert capacity(version=version, batch=16, bound=3) == total
 
 
 @given(version=NUMBER, batch=st.integers(1, 9), bound=NUMBER)
 def test_a_resumed_run_has_the_capacity_of_a_fresh_one(version, batch, bound):
-    """G25."""
     accepted = staleness.accepted_at(version, batch_groups=batch)
     assert capacity(version=version, accepted=accepted, batch=batch, bound=bound) == capacity(
         batch=batch, bound=bound
@@ -73,7 +71,7 @@ def test_age_counts_from_the_oldest_sampled_token(versions):
 
 @pytest.mark.parametrize("oldest, keep", [(8, True), (7, False), (10, True)])
 def test_the_bound_is_inclusive(oldest, keep):
-    """G27: consumer at 10, bound 2."""
+    """Consumer at 10, bound 2."""
     age = staleness.staleness([-1, 10, oldest, 9], version=10)
     assert staleness.is_fresh(age, max_staleness=2) is keep
 

@@ -89,7 +89,6 @@ def test_sampled_runs_cover_exactly_the_sampled_tokens(history):
 
 @pytest.mark.parametrize("mask, lengths", [("1100111", [2, 3]), ("01010", [1, 1]), ("000", [])])
 def test_turns_are_runs_of_the_mask(mask, lengths):
-    """F.8."""
     live = tuple(c == "1" for c in mask)
     row = tito.Ledger(
         token_ids=tuple(range(len(mask))),
@@ -102,20 +101,19 @@ def test_turns_are_runs_of_the_mask(mask, lengths):
 
 
 def test_truncation_keeps_four_aligned_fields():
-    """G32."""
     row = tito.truncate(complete(tito.open_ledger([1, 2]), [3, 4, 5, 2]), 4)
     assert row.token_ids == (1, 2, 3, 4) and mask_of(row) == "0011"
     assert row.rollout_logprob == (0.0, 0.0, -0.5, -0.5) and row.policy_version == (-1, -1, 0, 0)
 
 
 def test_a_merged_row_is_cut_by_the_window_and_not_by_the_cap_of_a_turn():
-    """G39: cap 4, but out 3 + observation 2 + out 3 stays whole."""
+    """Cap 4, but out 3 + observation 2 + out 3 stays whole."""
     row = complete(tito.append_observation(complete(tito.open_ledger([1]), [5, 6, 2]), [7, 8]), [5, 6, 2])
     assert len(tito.truncate(row, 100)) == 1 + 8
 
 
 def test_a_rewritten_history_forks():
-    """G11: the template drops old thinking, so turn 2's prompt is not an extension."""
+    """The template drops old thinking, so turn 2's prompt is not an extension."""
     first = complete(tito.open_ledger([1, 2]), [5, 6, 2])
     rows = tito.continue_rows((first,), [1, 2, 6, 2, 3])
     rows = (*rows[:-1], complete(rows[-1], [7, 2]))
@@ -145,7 +143,7 @@ def test_a_trajectory_begins_with_its_first_prompt():
 
 
 def test_sampled_ids_are_kept_where_the_template_writes_others():
-    """G12: model 7 8 9 50 51 2, template 7 8 9 77 2 30 31."""
+    """Model 7 8 9 50 51 2, template 7 8 9 77 2 30 31."""
     row = complete(tito.open_ledger([7, 8, 9]), [50, 51, 2])
     delta = tito.observation_delta(
         [7, 8, 9, 77, 2], [7, 8, 9, 77, 2, 30, 31], stop_ids={2}, last_token=2, separator=()
@@ -155,7 +153,6 @@ def test_sampled_ids_are_kept_where_the_template_writes_others():
 
 
 def test_the_separator_after_the_end_of_turn_is_kept_and_not_trained():
-    """G13."""
     delta = tito.observation_delta(
         [1, 100, 10], [1, 100, 10, 3, 4], stop_ids={100}, last_token=100, separator=[10]
     )
@@ -165,14 +162,13 @@ def test_the_separator_after_the_end_of_turn_is_kept_and_not_trained():
 
 
 def test_sampled_text_that_a_template_would_strip_stays():
-    """G14: "ok" and a trailing blank that a re-rendering drops."""
+    """The text "ok" and a trailing blank that a re-rendering drops."""
     row = complete(tito.open_ledger([1]), [11, 12, 2])
     delta = tito.observation_delta([1, 11, 2], [1, 11, 2, 9], stop_ids={2}, last_token=2, separator=())
     assert tito.append_observation(row, delta or ()).token_ids == (1, 11, 12, 2, 9)
 
 
 def test_an_end_of_turn_that_was_added_is_context_and_never_trained():
-    """G15."""
     row = tito.close(complete(tito.open_ledger([1]), [5, 6], finish="length"), [2])
     row = complete(tito.append_observation(row, [3]), [8, 2])
     assert mask_of(row)[1:] == "110011"
@@ -181,17 +177,16 @@ def test_an_end_of_turn_that_was_added_is_context_and_never_trained():
 
 
 def test_assistant_turns_inside_the_prompt_are_not_trained():
-    """G21."""
     assert sum(complete(tito.open_ledger([U, 1, A, 5, 6, 7, U, 2]), [8, 2]).loss_mask) == 2
 
 
 def test_a_resumed_turn_extends_the_mask_with_the_tokens():
-    """G33: three old tokens as prompt, two new ones."""
+    """Three old tokens as prompt, two new ones."""
     assert mask_of(complete(tito.open_ledger([4, 5, 6]), [7, 2])) == "00011"
 
 
 def test_chunks_of_one_turn_keep_their_own_versions():
-    """G34: three tokens at version 2, none in an aborted chunk, two at version 3."""
+    """Three tokens at version 2, none in an aborted chunk, two at version 3."""
     row = complete(tito.open_ledger([1]), [4, 5, 6], finish="abort", version=2)
     row = complete(row, [], finish="abort")
     row = complete(row, [7, 2], version=3)
@@ -200,7 +195,6 @@ def test_chunks_of_one_turn_keep_their_own_versions():
 
 @pytest.mark.parametrize("finish", ["length", "abort", ""])
 def test_only_a_completed_turn_is_followed_by_an_observation(finish):
-    """G37."""
     row = tito.open_ledger([1])
     row = complete(row, [5], finish=finish) if finish else row
     with pytest.raises(ValueError, match=f"an observation must follow a completed turn, got '{finish}'"):
@@ -208,14 +202,13 @@ def test_only_a_completed_turn_is_followed_by_an_observation(finish):
 
 
 def test_a_cut_turn_is_never_extended_by_the_next_prompt():
-    """G37: the row ends at turn 1; going on begins a new row."""
+    """The row ends at turn 1; going on begins a new row."""
     row = complete(tito.open_ledger([1]), [5], finish="length")
     rows = tito.continue_rows((row,), [1, 5, 3])
     assert rows[0] == row and len(rows) == 2
 
 
 def test_chatml_delta_keeps_the_newline_after_the_sampled_end():
-    """F.9."""
     base = [1, E, N]
     full = [*base, S, 7, N, 8, E, N, S, A, N]
     delta = tito.observation_delta(base, full, stop_ids={E}, last_token=E, separator=[N])
@@ -223,7 +216,7 @@ def test_chatml_delta_keeps_the_newline_after_the_sampled_end():
 
 
 def test_glm_delta_drops_the_observation_token_that_was_sampled():
-    """F.9: the turn ends with the token that opens the observation."""
+    """The turn ends with the token that opens the observation."""
     delta = tito.observation_delta([1, 2], [1, 2, O, 7, A], stop_ids={O, U}, last_token=O, separator=())
     assert delta == (7, A)
 
