@@ -102,7 +102,8 @@ def test_a_masked_nan_reaches_neither_the_mean_nor_the_gradient():
     """G5, SkyRL 1635: losses NaN, 1, 2 of which the first is masked; 0 * NaN would be NaN."""
     logprob = numbers([math.nan, -1.0, -2.0]).requires_grad_()
     mask = torch.tensor([False, True, True])
-    told = loss.importance_weighted_policy_gradient(logprob, logprob.detach(), torch.ones(3, dtype=F64), mask)
+    advantage = numbers([math.nan, 1.0, 1.0])
+    told = loss.importance_weighted_policy_gradient(logprob, logprob.detach(), advantage, mask)
     weight = aggregate.token_mean_weight(mask, torch.zeros(3).long(), torch.zeros(3).long(), dtype=F64)
     mean = (weight * told.value).sum()
     mean.backward()
@@ -658,11 +659,10 @@ def test_no_more_trials_are_starting_than_may_run():
 
 def test_epoch_and_place_follow_from_the_step_after_a_resume():
     """G71, SkyRL 589: step 7 of three steps an epoch is batch 1 of epoch 2."""
-    settings = settings_of(steps=9, task_count=3)
-    told = drive(settings, version=7)
-    drawn = [s.task for s in told.said(StartTrial) if s.sample == 0]
-    assert drawn == [permutation(3, settings.seed, 2)[1], permutation(3, settings.seed, 2)[2]]
-    assert drawn[0] == task_at(settings, 7)
+    for seed in range(8):  # one seed alone could agree by chance
+        settings = settings_of(steps=9, task_count=3, seed=seed)
+        drawn = [s.task for s in drive(settings, version=7).said(StartTrial) if s.sample == 0]
+        assert drawn == list(permutation(3, seed, 2)[1:]) == [task_at(settings, 7), task_at(settings, 8)]
 
 
 def test_a_dropped_group_is_replaced_by_the_next_task_and_none_is_drawn_twice():
