@@ -78,6 +78,8 @@ def test_a_call_reads_back_as_it_was_written(name, arguments):
         ("<tool_call>\n{\n</tool_call>", "the tool call is not JSON"),
         ('<tool_call>{"name": "a"}', "one tool call a turn, opened and closed once"),
         ('<tool_call>{"name": "a"}</tool_call><tool_call>{"name": "b"}</tool_call>', "one tool call a turn"),
+        (r'<tool_call>{"name": "a", "arguments": {"b": "\ud800"}}</tool_call>', "the tool call is not JSON"),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "the tool call is not JSON"),
         ("<tool_call>[1]</tool_call>", 'a tool call needs "name"'),
         ('<tool_call>{"name": "a", "arguments": 3}</tool_call>', '"arguments" must be an object'),
     ],

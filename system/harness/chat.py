@@ -119,7 +119,8 @@ def parse_completion(text: str) -> Parsed:
     body = text.split("<tool_call>", 1)[1].split("</tool_call>", 1)[0]
     try:
         call = json.loads(body)
-    except ValueError:
+        json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate could not be sent to a tool
+    except (ValueError, RecursionError):
         return Parsed(None, None, "the tool call is not JSON")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Parsed(None, None, 'a tool call needs "name"')
