@@ -24,7 +24,7 @@ class Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Counts of what was compared, the faults found, and the gap of log-probabilities at equal weights."""
-    for name in ("engine.jsonl", "trainer_input.jsonl"):
+    for name in ("engine.jsonl", "trainer_input.jsonl", "metrics.jsonl"):
         if not (config.run / name).is_file():
             raise ValueError(f"run must be a folder with {name}, got {config.run}")
     emissions = {

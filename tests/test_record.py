@@ -121,6 +121,12 @@ def test_a_sentence_is_told_from_the_winner():
     assert "14 seeds" in sentence
 
 
+def test_an_interval_without_end_is_null_in_the_files_and_still_told():
+    told = {**_comparison("a", "b", 0.5, "tie"), "low": None, "high": None, "confidence": 0.9}
+    assert "tie" in finding({"comparisons": [told]}) and "inf" in finding({"comparisons": [told]})
+    assert "90 % interval −inf to +inf" in sentences({"comparisons": [told]})[0]
+
+
 def test_the_words_agree_with_the_comparison_that_core_makes():
     better, worse = [[1.0, 1.0, 0.9], [1.0, 0.9, 1.0]], [[0.1, 0.0, 0.0], [0.0, 0.1, 0.1]]
     for a, b in ((better, worse), (worse, better)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ def finding(summary: Mapping[str, Any] | None) -> str:
     arms = sorted({arm for item in comparisons for arm in (item["a"], item["b"])})
     won = [item for item in comparisons if item["verdict"] != "tie"]
     if not won:
-        widest = max(max(abs(item["low"]), abs(item["high"])) for item in comparisons)
+        widest = max(max(abs(_low(item)), abs(_high(item))) for item in comparisons)
         many = f"all {len(arms)} rules" if len(arms) > 2 else f"{name(arms[0])} and {name(arms[1])}"
         return f"No rule wins: {many} tie on held-out tasks (differences up to {widest:.2f} are not excluded)"
     beaten: dict[str, list[Mapping[str, Any]]] = {}
@@ -66,8 +67,8 @@ def _sentence(item: Mapping[str, Any]) -> str:
         name(item["a"]),
         name(item["b"]),
         item["difference"],
-        item["low"],
-        item["high"],
+        _low(item),
+        _high(item),
     )
     if item["verdict"] == "a better":
         a, b, difference, low, high = b, a, -difference, -high, -low
@@ -79,6 +80,15 @@ def _sentence(item: Mapping[str, Any]) -> str:
     if need and item.get("seed_spread_measured") is False:
         more += f" if runs spread by {item['seed_spread']:.2f} over seeds"
     return f"{b} against {a}, a tie: {_signed(difference)} {metric}, {interval}{more}."
+
+
+def _low(item: Mapping[str, Any]) -> float:
+    """The lower end of an interval; one without end is null in JSON."""
+    return -math.inf if item["low"] is None else item["low"]
+
+
+def _high(item: Mapping[str, Any]) -> float:
+    return math.inf if item["high"] is None else item["high"]
 
 
 def _signed(value: float) -> str:

@@ -363,6 +363,8 @@ def main(run_dir: Path, /, *, sample: int = 40, tokenizer: Path | None = None) -
         sample: trajectories an arm in the viewer.
         tokenizer: tokenizer.json of the policy; by default that of the folder config.json names.
     """
+    if not (run_dir / "config.json").is_file():
+        raise FileNotFoundError(f"run_dir must hold config.json, got {run_dir}")
     if tokenizer is None:
         config = json.loads((run_dir / "config.json").read_text(encoding="utf-8"))
         tokenizer = Path(config.get("policy", "policy")) / "tokenizer.json"
@@ -372,6 +374,12 @@ def main(run_dir: Path, /, *, sample: int = 40, tokenizer: Path | None = None) -
 
 
 if __name__ == "__main__":
+    import sys
+
     import tyro
 
-    print(tyro.cli(main))
+    try:
+        print(tyro.cli(main))
+    except (ValueError, OSError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
