@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import TimeoutExpired
 
-from system.engine import EngineClient, start_embedded_engine
+from system.engine import EngineClient, EngineError, start_embedded_engine
 from system.fleet import Fleet
 from system.fleet.local import WARM, LocalFleet
 from system.sandbox import choose_sandbox, reap
@@ -70,20 +71,27 @@ def machinery(
         client = engine.result().client()
         stack.callback(client.close)
         kind, line = chosen.result()
-        yield Machinery(
-            engine=client,
-            engine_socket=socket_path,
-            fleet=fleet.result(),
-            sandbox=kind,
-            sandbox_line=line,
-            scratch=own,
-        )
+        try:
+            yield Machinery(
+                engine=client,
+                engine_socket=socket_path,
+                fleet=fleet.result(),
+                sandbox=kind,
+                sandbox_line=line,
+                scratch=own,
+            )
+        except Exception as error:
+            with suppress(TimeoutExpired):
+                code = engine.result().process.wait(0.5)
+                raise EngineError(f"engine must be running, got exit code {code}") from error
+            raise
 
 
 def remove_dead_runs(root: Path) -> None:
-    """Ends and removes what runs left that were killed before they could."""
+    """Ends and removes what runs left that were killed before they could, an earlier one with this pid included."""
     for folder in root.glob("run-*"):
-        if not Path(f"/proc/{folder.name.removeprefix('run-')}").exists():
+        pid = folder.name.removeprefix("run-")
+        if pid == str(os.getpid()) or not Path("/proc", pid).exists():
             reap(folder / "trials")
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -336,7 +336,7 @@ def test_trainer_process_steps_without_making_the_driver_wait(tmp_path: Path):
         process.step(rows, version=1)
         again = load_file(process.weights_path)
         assert all(torch.equal(after[n], again[n]) for n in after)
-        assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == [
+        assert sorted(p.name for p in (tmp_path / "weights").glob("weights-*")) == [
             "weights-1.safetensors",
             "weights-2.safetensors",
         ]

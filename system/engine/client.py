@@ -179,6 +179,7 @@ def start_embedded_engine(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=root,
+        process_group=0,  # Ctrl-C is for the driver, which ends this process
         # torch makes its compiler's cache folder, used or not: beside the socket it goes with it
         env={**os.environ, **threaded, "TORCHINDUCTOR_CACHE_DIR": str(Path(socket_path).parent)},
     )
@@ -193,7 +194,12 @@ def start_embedded_engine(
     description = json.loads(line) if line.endswith(b"\n") else {}
     handle = EngineHandle(process, str(socket_path), description)
     if not description.get("ready"):
-        process.kill()
+        late = time.monotonic() >= deadline
+        if late:
+            process.kill()
         handle.close()
-        raise EngineError(description.get("error") or f"engine did not start within {timeout_s} s")
+        fault = (
+            f"did not start within {timeout_s} s" if late else f"ended with exit code {process.returncode}"
+        )
+        raise EngineError(description.get("error") or f"engine {fault}")
     return handle

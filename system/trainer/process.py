@@ -60,7 +60,7 @@ class TrainerProcess:
     ) -> None:
         self.weights_dir = Path(weights_dir)
         self.weights_dir.mkdir(parents=True, exist_ok=True)
-        self._meeting = tempfile.TemporaryDirectory(prefix="trainer-")
+        self._meeting = tempfile.TemporaryDirectory(prefix="meeting-", dir=self.weights_dir)
         self._workers: list[subprocess.Popen[bytes]] = []
         self._buffers: list[bytearray] = []
         self._replies: list[list[Any]] = []
@@ -94,6 +94,7 @@ class TrainerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 cwd=Path(__file__).resolve().parent.parent.parent,
+                process_group=0,  # Ctrl-C is for the driver, which ends this process
                 env=environment,
             )
             self._workers.append(worker)
