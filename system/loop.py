@@ -56,7 +56,10 @@ class Observer(Protocol):
     def step(
         self, action: Train, results: Sequence[Result], metrics: StepMetrics, *, idle_s: float
     ) -> None: ...
-    def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None: ...
+    def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
+        """All trials of an evaluation that have a valid reward."""
+        ...
+
     def tick(self) -> None: ...
 
 
@@ -151,7 +154,7 @@ class Loop:
         valid = has_valid_reward(outcome, scored_truncations=SCORED_TRUNCATIONS)
         versions = [v for row in result.get("rows", ()) for v in row["policy_version"] if v >= 0]
         self.observer.trial(action, result, valid=valid)
-        if action.purpose == "eval":
+        if valid and action.purpose == "eval":
             self.evaluated.append((action, result))
         elif valid:
             self.results[trial_id] = {**result, "group_id": action.group_id}

@@ -147,12 +147,14 @@ class Recorder:
         return self.idle_s / max(1e-9, self.interval_begun - self.begun)
 
     def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
-        """An evaluation at a fixed version ended; what the training trials before it got is complete by now."""
+        """An evaluation at a fixed version ended, with these valid trials.
+
+        What the training trials before it got is complete by now.
+        """
         self._write_curve()
         by_task: dict[int, list[Result]] = {}
         for action, result in trials:
-            if "reward" in result:
-                by_task.setdefault(action.task, []).append(result)
+            by_task.setdefault(action.task, []).append(result)
         tasks = [
             {
                 **self.tasks["eval"][task],
