@@ -26,7 +26,7 @@ def main(config: Config) -> dict[str, Any]:
     return run(
         config,
         {name: Arm(weight=weight, loss=loss) for name, weight in WEIGHTS.items()},
-        "ablate_aggregation",
+        "experiments/ablate_aggregation.py",
     )
 
 

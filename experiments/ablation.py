@@ -4,6 +4,10 @@ An arm is a value: its rules for weights, loss and advantage. Seeds, tasks, thei
 same for all arms. `ablate_aggregation.py` declares three arms and calls `run` here.
 """
 
+import json
+import math
+import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from core.advantage import group_mean_advantage
 from core.aggregate import token_mean_weight
 from core.counter import counter_hash
@@ -21,17 +27,22 @@ from core.estimate import compare, mean_and_error, seeds_needed
 from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
 from core.staleness import staleness_histogram
+from system.engine import EngineError
+from system.fleet import FleetError
 from system.journal import Journal
 from system.loop import AdvantageFunction, Crew, Loop
+from system.model import config_from_huggingface
+from system.policy import token_count
 from system.record.metrics import JsonLines, commit_hash, write_json
 from system.record.progress import Progress
 from system.record.recorder import Recorder
 from system.record.report import token_pieces, write_report
 from system.record.table import print_summary
 from system.run import Machinery, machinery
-from system.sandbox import SandboxError
-from system.trainer import OptimizerSettings, TrainerProcess
-from system.world.generate import generate
+from system.sandbox import SandboxError, choose_sandbox
+from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
+from system.verify.checks import read_checks
+from system.world.generate import draw, generate
 from system.world.names import Split
 from system.world.task import Task, read_task
 
@@ -101,9 +112,9 @@ class Config:
     sandbox: Literal["auto", "bubblewrap", "process"] = "auto"
     """Where the tools run."""
     deadline_s: float = 120.0
-    """Wall clock of a trial; beyond it a system error."""
-    device: str = "cpu"
-    """Of engine and trainer: cpu or cuda."""
+    """Wall clock of a trial; beyond it the trial has no reward, since the clock also measures the machine."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Of engine and trainer."""
     threads: int = 1
     """Torch threads of the engine and of the trainer each; on two cores more than one makes both slower."""
     confidence: float = 0.95
@@ -113,22 +124,39 @@ class Config:
 
     def __post_init__(self) -> None:
         least = {
-            "seeds": 1,
-            "steps": 1,
-            "group_size": 2,
-            "groups": 1,
-            "tasks": 1,
-            "tasks_held_out": 1,
-            "attempts": 1,
+            **dict.fromkeys(("seed", "seed_held_out", "max_staleness", "max_retries"), 0),
+            **dict.fromkeys(("seeds", "steps", "groups", "max_running", "tasks", "tasks_held_out"), 1),
+            **dict.fromkeys(("attempts", "worlds", "token_budget", "turn_tokens", "turns", "threads"), 1),
+            **dict.fromkeys(("group_size", "context", "context_held_out"), 2),
         }
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
+        for name in ("learning_rate", "max_grad_norm", "delta", "max_ratio", "temperature", "deadline_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not 0 <= self.nudge_ratio <= 1:
+            raise ValueError(f"nudge_ratio must lie between 0 and 1, got {self.nudge_ratio}")
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"confidence must lie between 0 and 1, got {self.confidence}")
+        if not 0 <= self.assumed_seed_spread < math.inf:
+            raise ValueError(
+                f"assumed_seed_spread must be finite and not negative, got {self.assumed_seed_spread}"
+            )
 
     @property
     def evaluation_tasks(self) -> int:
         """Held-out tasks that are used."""
         return min(self.tasks_held_out, 6 * self.steps)
+
+    @property
+    def worlds_held_out(self) -> int:
+        """Companies of the held-out tasks."""
+        return max(1, self.worlds // 3)
+
+
+class RunError(Exception):
+    """A run could not come to its end; the message is one line."""
 
 
 class Arm(NamedTuple):
@@ -140,14 +168,18 @@ class Arm(NamedTuple):
 
 
 def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) -> None:
-    """Runs a script: one line and exit code 2 for what the user can put right, 130 after Ctrl-C."""
+    """Runs a script: one line and exit code 2 for what the user can put right, 1 if the run broke, 130 after Ctrl-C."""
     import tyro
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the end of a job is as clean as Ctrl-C
     try:
         main(tyro.cli(config, prog=script, config=(tyro.conf.FlagConversionOff,)))
     except (ValueError, FileNotFoundError, SandboxError) as error:
         print(f"{script}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except (RunError, EngineError, FleetError, TrainerError, OSError) as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         print(f"{script}: stopped; `python -m system.record.report RUN` shows what there is", file=sys.stderr)
         raise SystemExit(130) from None
@@ -157,20 +189,24 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
     """Trains every arm with every seed, evaluates each on the held-out tasks, writes the files and the report.
 
     Args:
+        script: its path in the repository.
         start: evaluate the start as well, at the end; without arms that is all.
     """
     begun = time.monotonic()
-    folder = config.out or Path("out") / script / time.strftime("%Y%m%d-%H%M%S")
-    if (folder / "config.json").exists():
-        raise ValueError(f"out must be a new folder, got {folder} with a run in it")
-    check_policy(config.policy)
+    folder = config.out or Path("out") / Path(script).stem / time.strftime("%Y%m%d-%H%M%S")
+    check_policy(config.policy, context=max(config.context, config.context_held_out))
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be cpu where torch finds no GPU, got cuda")
+    if config.sandbox == "bubblewrap":
+        choose_sandbox("bubblewrap")
     given = {"train": read_tasks(config.train), "eval": read_tasks(config.held_out)}
-    folder.mkdir(parents=True, exist_ok=True)
+    check_worlds(config)
+    claim(folder)
     settings = {
         key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()
     }
     commit = commit_hash(ROOT)
-    command = f"python experiments/{script}.py {' '.join(sys.argv[1:])}".strip()
+    command = shlex.join(["python", script, *sys.argv[1:]])
     write_json(folder / "config.json", {**settings, "arms": list(arms), "commit": commit, "command": command})
     names = [*arms, *(["warm_start"] if start else [])]
     planned = {name: config.steps * config.seeds if name in arms else 0 for name in names}
@@ -180,7 +216,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
             policy=config.policy,
             engine_log=folder / "engine.jsonl",
             sandbox=config.sandbox,
-            max_context=config.context_held_out,
+            max_context=max(config.context, config.context_held_out),
             max_sessions=2 * config.max_running,
             threads=config.threads,
             device=config.device,
@@ -197,7 +233,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
                 "driver": time.process_time(),
             }
     summary = {
-        "config": settings | {"tasks_held_out": config.evaluation_tasks},
+        "config": settings | {"tasks_held_out": runs.tasks_held_out},
         "commit": commit,
         "command": command,
         "finished": True,
@@ -238,7 +274,7 @@ class Runs:
         self.recorders: dict[str, list[Recorder]] = {}
         self.trained: dict[str, list[float]] = {}
         self.cpu_seconds = {"tools": 0.0, "agent": 0.0, "trainer": 0.0}
-        self.trials, self.seconds = 0, 0.0
+        self.trials, self.seconds, self.tasks_held_out = 0, 0.0, 0
         self.first_step_seconds: float | None = None
 
     def one(self, name: str, seed: int, arm: Arm | None) -> None:
@@ -246,6 +282,7 @@ class Runs:
         config = self.config
         begun = time.monotonic()
         tasks = self._tasks(seed)
+        self.tasks_held_out = len(tasks["eval"])
         recorder = Recorder(
             arm=name,
             seed=seed,
@@ -277,9 +314,7 @@ class Runs:
         finally:
             journal.close()
         if reason != "all steps trained":
-            raise RuntimeError(
-                f"{name} seed {seed} ended early: {reason}; see {self.folder / 'events.jsonl'}"
-            )
+            raise RunError(f"{name} seed {seed} ended early: {reason}; see {self.folder / 'events.jsonl'}")
         self.trained.setdefault(name, []).append(time.monotonic() - begun)
         if self.first_step_seconds is None and recorder.first_step_at is not None:
             self.first_step_seconds = recorder.first_step_at - self.begun
@@ -295,9 +330,8 @@ class Runs:
         """Training tasks of this seed; the held-out tasks are the same for every seed."""
         c = self.config
         train = self.given["train"] or self._made(f"train-{seed}", "train", c.worlds, c.tasks, seed)
-        worlds = max(1, c.worlds // 3)
         held_out = self.given["eval"] or self._made(
-            "heldout", "heldout", worlds, c.evaluation_tasks, c.seed_held_out
+            "heldout", "heldout", c.worlds_held_out, c.evaluation_tasks, c.seed_held_out
         )
         return {"train": train, "eval": held_out[: c.evaluation_tasks]}
 
@@ -405,11 +439,37 @@ def read_tasks(folder: Path | None) -> list[Task]:
     for task in tasks:
         if task.world is None:
             raise ValueError(f"a task must bring a world in environment/world, got {task.folder}")
+        read_checks(task.folder / "tests" / "checks.json")
+    ids = [task.id for task in tasks]
+    if repeated := [task.folder for task in tasks if ids.count(task.id) > 1]:
+        raise ValueError(f"tasks must differ in more than their worlds, got {repeated[0]} and {repeated[1]}")
     return tasks
 
 
-def check_policy(folder: Path) -> None:
-    """Refuses a policy folder that lacks a file, before anything is started."""
+def check_worlds(config: Config) -> None:
+    """Refuses worlds that are too few for so many different tasks, before anything is started."""
+    if config.train is None:
+        for seed in range(config.seed, config.seed + config.seeds):
+            draw(split="train", worlds=config.worlds, tasks=config.tasks, seed=seed)
+    if config.held_out is None:
+        tasks, seed = config.evaluation_tasks, config.seed_held_out
+        draw(split="heldout", worlds=config.worlds_held_out, tasks=tasks, seed=seed)
+
+
+def claim(folder: Path) -> None:
+    """Makes the folder of a run; of two runs that want the same one the second is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").touch(exist_ok=False)
+    except FileExistsError:
+        found = "a run in it" if folder.is_dir() else "a file there"
+        raise ValueError(f"out must be a new folder, got {folder} with {found}") from None
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be made, got {folder}: {error.strerror}") from None
+
+
+def check_policy(folder: Path, *, context: int) -> None:
+    """Refuses a policy folder that lacks a file or whose window is too short, before anything is started."""
     for name in (
         "config.json",
         "model.safetensors",
@@ -419,6 +479,15 @@ def check_policy(folder: Path) -> None:
     ):
         if not (folder / name).is_file():
             raise ValueError(f"policy must be a folder with {name}, got {folder}")
+    try:
+        described = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise ValueError(f"config.json of the policy must be JSON, got {folder}: {error}") from None
+    longest = config_from_huggingface(described, token_count=token_count(folder)).max_position_embeddings
+    if context > longest:
+        raise ValueError(
+            f"context must be at most max_position_embeddings {longest} of the policy, got {context}"
+        )
 
 
 def described(task: Task) -> dict[str, Any]:
@@ -441,9 +510,7 @@ def scores(recorders: Sequence[Recorder], key: str) -> list[dict[str, float]]:
     ]
     common = set.intersection(*(set(told) for told in found))
     if not common:
-        raise RuntimeError(
-            "no held-out task was graded in every run: only system errors; see trajectories.jsonl"
-        )
+        raise RunError("no held-out task was graded in every run: only system errors; see trajectories.jsonl")
     return [{task: told[task] for task in sorted(common)} for told in found]
 
 
@@ -484,7 +551,7 @@ def comparisons(
         told = compare(both[: config.seeds], both[config.seeds :], confidence=confidence)
         measured = config.seeds > 1
         spread = told.seed_spread if measured else config.assumed_seed_spread
-        tie = told.verdict == "tie" and told.difference != 0
+        tie = told.verdict == "tie" and abs(told.difference) > 1e-9  # less is rounding, and no seeds would do
         found.append(
             {
                 "a": a,
@@ -492,6 +559,7 @@ def comparisons(
                 "difference": told.difference,
                 "low": told.low,
                 "high": told.high,
+                "confidence": config.confidence,
                 "verdict": told.verdict,
                 "seeds_needed": seeds_needed(
                     difference=told.difference, seed_spread=spread, power=0.8, confidence=confidence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,12 +13,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
+import torch
 
-from core.schedule import begin, react
+from core.schedule import StartTrial, begin, react
+from system.engine import EngineError
 from system.journal import read_journal, record_of
+from system.loop import Loop
+from system.run import machinery
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))
@@ -158,6 +165,18 @@ def broken_task(folder: Path) -> Path:
     return folder / "tasks"
 
 
+def foreign_tasks(folder: Path, *parts: str) -> Path:
+    """A folder with one Harbor task that is not ours."""
+    task = folder / "one"
+    for part in ("environment", *parts):
+        (task / part).mkdir(parents=True, exist_ok=True)
+    (task / "task.toml").write_text('schema_version = "1.4"\n')
+    (task / "instruction.md").write_text("Say 42.\n")
+    (task / "environment" / "Dockerfile").write_text("FROM scratch\n")
+    (task / "tests" / "test.sh").write_text("exit 0\n")
+    return folder
+
+
 def test_bad_input_is_refused_in_one_line_before_anything_starts(tmp_path):
     policy = shutil.copytree(ROOT / "policies" / "clerk", tmp_path / "policy")
     (policy / "tokenizer.json").unlink()
@@ -167,7 +186,22 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(tmp_path):
         "instruction.md": {"train": broken_task(tmp_path)},
         "group_size must be at least 2, got 1": {"group_size": 1},
         "tasks must lie in a folder": {"held_out": tmp_path / "nowhere"},
+        "a task must bring a world in environment/world, got": {
+            "train": foreign_tasks(tmp_path / "a", "tests")
+        },
+        "tests must hold checks.json, got": {
+            "train": foreign_tasks(tmp_path / "b", "tests", "environment/world")
+        },
+        "context must be at most max_position_embeddings 2048 of the policy, got 2049": {"context": 2049},
+        "worlds must be more for 500 different tasks, got 1": {"worlds": 1, "tasks": 500},
+        "max_running must be at least 1, got 0": {"max_running": 0},
+        "learning_rate must be positive and finite, got nan": {"learning_rate": math.nan},
+        "nudge_ratio must lie between 0 and 1, got 2": {"nudge_ratio": 2.0},
+        "with a file there": {"out": policy / "config.json"},
+        "out must be a folder that can be made": {"out": policy / "config.json" / "run"},
     }
+    if not torch.cuda.is_available():
+        cases["device must be cpu where torch finds no GPU, got cuda"] = {"device": "cuda"}
     for message, changed in cases.items():
         with pytest.raises(ValueError) as error:
             ablate_aggregation.main(replace(start, **changed))
@@ -208,6 +242,43 @@ def test_ctrl_c_ends_a_run_with_nothing_left_and_its_files_readable(tmp_path):
     assert "Traceback" not in output
     assert left_behind(temporary) == []
     assert lines(folder / "metrics.jsonl") and lines(folder / "trajectories.jsonl")
+
+
+def test_a_killed_engine_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
+    with (
+        pytest.raises(EngineError, match="engine must be running, got exit code -9"),
+        machinery(
+            policy=ROOT / "policies" / "clerk",
+            engine_log=tmp_path / "engine.jsonl",
+            sandbox="process",
+            max_context=64,
+            max_sessions=2,
+            threads=1,
+            device="cpu",
+        ) as machine,
+    ):
+        engines = [p for p in psutil.Process().children() if "system.engine.embedded" in p.cmdline()]
+        engines[0].kill()
+        machine.engine.stats()
+    assert not (tmp_path / "t").exists() or list((tmp_path / "t").iterdir()) == []
+
+
+def test_an_evaluation_counts_valid_trials_only():
+    """A trial that ran out of time was graded, but the clock also measures the machine."""
+    parts: dict[str, Any] = dict.fromkeys(("settings", "crew", "spec", "advantage", "journal"), None)
+    loop = Loop(**parts, name="arm/0", observer=Mock())
+    outcomes = {
+        "solved": {"kind": "solved"},
+        "late": {"kind": "truncated", "reason": "wall_clock"},
+        "broken": {"kind": "system_error", "phase": "verify", "cause": "no disk"},
+    }
+    for sample, (name, outcome) in enumerate(outcomes.items()):
+        loop.started[name] = StartTrial(
+            trial_id=name, group_id=0, task=0, sample=sample, attempt=0, purpose="eval", policy_version=0
+        )
+        loop._trial_ended({"trial_id": f"arm/0/{name}", "outcome": outcome, "reward": 1.0})
+    assert [action.trial_id for action, _ in loop.evaluated] == ["solved"]
 
 
 def test_scripts_say_what_they_are():

@@ -46,6 +46,14 @@ class Learning(Config):
     jobs: int = 1
     """Runs side by side."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = (*WEIGHTS, "flipped", "warm_start")
+        if not self.arms or not set(self.arms) <= set(known) or len(set(self.arms)) < len(self.arms):
+            raise ValueError(f"arms must be different ones of {', '.join(known)}, got {', '.join(self.arms)}")
+        if not self.jobs >= 1:
+            raise ValueError(f"jobs must be at least 1, got {self.jobs}")
+
     @property
     def evaluation_tasks(self) -> int:
         """All held-out tasks, however few the steps."""
@@ -74,7 +82,7 @@ def main(config: Learning) -> None:
     folder = config.out or Path("out") / "learning" / time.strftime("%Y%m%d-%H%M%S")
     if len(config.arms) == 1 and config.seeds == 1:
         arms = {} if config.arms == ("warm_start",) else {config.arms[0]: arm(config.arms[0], config)}
-        run(replace(config, out=folder), arms, "learning", start=not arms)
+        run(replace(config, out=folder), arms, "benchmarks/learning/run.py", start=not arms)
         return
     folder.mkdir(parents=True, exist_ok=True)
     runs = [

@@ -42,7 +42,7 @@ def held_out(lines: list[dict[str, Any]]) -> dict[str, float] | None:
 
 def paired(a: list[dict[str, float]], b: list[dict[str, float]], count: int) -> Comparison:
     """The difference b - a over seeds and tasks; its interval holds for `count` comparisons together."""
-    tasks = sorted(a[0])
+    tasks = sorted(set.intersection(*(set(scores) for scores in (*a, *b))))
     table = [[[scores[task] for task in tasks] for scores in side] for side in (a, b)]
     return compare(table[0], table[1], confidence=1 - (1 - CONFIDENCE) / count)
 

@@ -43,6 +43,23 @@ def generate(
     Raises:
         ValueError: a number is out of range, or the worlds are too few for so many different tasks.
     """
+    companies, drawn = draw(split=split, worlds=worlds, tasks=tasks, seed=seed, level_shares=level_shares)
+    places = [write_world(company, folder / "worlds" / company.id) for company in companies]
+    return [
+        write_task(assignment, companies[i], tasks=folder / "tasks", world=places[i])
+        for i, assignment in drawn
+    ]
+
+
+def draw(
+    *,
+    split: Split,
+    worlds: int,
+    tasks: int,
+    seed: int,
+    level_shares: Mapping[int, float] = LEVEL_SHARES,
+) -> tuple[list[Company], list[tuple[int, Assignment]]]:
+    """What `generate` writes with these arguments: companies and assignments. Pure; raises as `generate` does."""
     if not 1 <= worlds <= _COMPANIES_PER_SEED:
         raise ValueError(f"worlds must be from 1 to {_COMPANIES_PER_SEED}, got {worlds}")
     if not tasks >= 1:
@@ -51,12 +68,7 @@ def generate(
         raise ValueError(f"seed must not be negative, got {seed}")
     first = _FIRST_COMPANY + seed * _COMPANIES_PER_SEED
     companies = [make_company(first + i, split=split) for i in range(worlds)]
-    places = [write_world(company, folder / "worlds" / company.id) for company in companies]
-    drawn = draw_assignments(companies, tasks=tasks, seed=seed, level_shares=level_shares)
-    return [
-        write_task(assignment, companies[i], tasks=folder / "tasks", world=places[i])
-        for i, assignment in drawn
-    ]
+    return companies, draw_assignments(companies, tasks=tasks, seed=seed, level_shares=level_shares)
 
 
 def draw_assignments(
