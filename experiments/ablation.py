@@ -72,7 +72,7 @@ class Config:
     max_running: int = 24
     """Trials side by side."""
     late_group: Literal["wait", "drop"] = "wait"
-    """Wait for a slow group before it gets too old, or train on and drop it."""
+    """What to do about a slow group: wait for it before it gets too old, or train on and drop it when it is."""
     max_retries: int = 2
     """Further attempts at a trial that met a system error."""
     train: Path | None = None
@@ -92,7 +92,7 @@ class Config:
     max_grad_norm: float = 1.0
     """Bound on the norm of a step's gradient."""
     delta: float = 0.15
-    """DPPO: probability by which a token may move from its rollout before it loses its gradient (arXiv:2602.04879)."""
+    """DPPO (arXiv:2602.04879): how far a token's probability may move from its rollout's before the gradient stops."""
     max_ratio: float = 5.0
     """DPPO: cap of the importance ratio (the paper's C)."""
     token_budget: int = 4096
@@ -173,7 +173,8 @@ def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) 
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the end of a job is as clean as Ctrl-C
     try:
-        main(tyro.cli(config, prog=script, config=(tyro.conf.FlagConversionOff,)))
+        about = sys.modules[main.__module__].__doc__
+        main(tyro.cli(config, prog=script, description=about, config=(tyro.conf.FlagConversionOff,)))
     except (ValueError, FileNotFoundError, SandboxError) as error:
         print(f"{script}: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -108,7 +108,7 @@ def result(episode: Episode, verdict: Verdict) -> dict[str, Any]:
         "outcome": asdict(episode.truncated or graded),
         "reward": verdict.reward,
         "passed": verdict.passed,
-        "criteria": [{"name": c.name, "met": c.met, "detail": c.detail} for c in verdict.criteria],
+        "criteria": [asdict(criterion) for criterion in verdict.criteria],
         "answer": episode.answer,
         "nudged": episode.nudged,
         "rows": [row_record(row) for row in episode.rows],

@@ -4,6 +4,7 @@
   if (!data.trajectories.length) return;
   document.getElementById("viewer").hidden = false;
   const list = document.getElementById("list"), detail = document.getElementById("detail");
+  const limits = { context: "ended: the context was full", turn_cap: "ended: a turn reached its token limit", step_cap: "ended: no turn was left", wall_clock: "ended: the time was up" };
   const words = (text) => String(text).replaceAll("_", " ");
   const make = (tag, attributes = {}, ...children) => {
     const node = Object.assign(document.createElement(tag), attributes);
@@ -89,10 +90,10 @@
     detail.replaceChildren(...[
       make("h3", {}, make("span", { className: `kind ${trajectory.kind}`, textContent: words(trajectory.kind) }), ` ${trajectory.task}`),
       make("p", { className: "facts", textContent: facts.filter(Boolean).join(" · ") }),
-      trajectory.cause ? make("p", { className: "facts", textContent: words(trajectory.cause) }) : null,
+      trajectory.cause ? make("p", { className: "facts", textContent: limits[trajectory.cause] || words(trajectory.cause) }) : null,
       make("div", { className: "asked", textContent: trajectory.instruction }),
       make("ul", { className: "criteria" }, ...trajectory.criteria.map((criterion) =>
-        make("li", {}, make("span", { className: `kind ${criterion.met ? "solved" : "failed"}`, textContent: criterion.met ? "✓ " : "✗ " }), `${words(criterion.name)}${criterion.detail ? ` · ${criterion.detail}` : ""}`))),
+        make("li", {}, make("span", { className: `kind ${criterion.met ? "solved" : "failed"}`, textContent: criterion.met ? "✓ " : "✗ " }), `${words(criterion.name)}${criterion.detail ? ` · ${criterion.detail}` : ""}${criterion.gate && !criterion.met ? " · so the reward is 0" : ""}`))),
       make("div", { className: "modes" }, "colour by", ...switches, all),
       ...body, readout].filter(Boolean));
   }

@@ -70,7 +70,7 @@ def by_loop(rule: str, step: PackedStep) -> float:
 @given(step=packed_steps())
 def test_weights_agree_with_means_of_means_by_loop(step):
     for rule in RULES:
-        assert loss(rule, step) == pytest.approx(by_loop(rule, step), abs=1e-12)
+        assert loss(rule, step) == pytest.approx(by_loop(rule, step), abs=1e-12), rule
 
 
 @given(step=packed_steps(), data=st.data())
@@ -87,7 +87,7 @@ def test_gradient_adds_up_over_any_split_of_tokens_and_ranks(step, data):
             own = part == index
             (given_weight[own] * value[own] * split).sum().backward()
         assert whole.grad is not None and split.grad is not None
-        assert torch.allclose(whole.grad, split.grad, rtol=0, atol=1e-12)
+        assert torch.allclose(whole.grad, split.grad, rtol=0, atol=1e-12), rule
 
 
 @given(step=packed_steps(), data=st.data())
@@ -95,7 +95,7 @@ def test_weight_follows_its_token_through_any_permutation(step, data):
     for rule in RULES:
         order = torch.tensor(data.draw(st.permutations(range(len(step.value)))), dtype=torch.long)
         moved = PackedStep(*(field[order] for field in step))
-        assert torch.equal(weight(rule, moved), weight(rule, step)[order])
+        assert torch.equal(weight(rule, moved), weight(rule, step)[order]), rule
 
 
 @given(step=packed_steps(), junk=st.integers(-99, 99), new=st.booleans())
@@ -110,15 +110,15 @@ def test_masked_tokens_rows_and_groups_are_as_if_absent(step, junk, new):
             torch.cat([step.group_id, torch.tensor([group, group])]),
             torch.cat([step.value, torch.tensor([torch.nan, torch.inf], dtype=F64)]),
         )
-        assert torch.equal(weight(rule, padded)[:-2], weight(rule, step))
-        assert torch.equal(weight(rule, padded)[-2:], torch.zeros(2, dtype=F64))
+        assert torch.equal(weight(rule, padded)[:-2], weight(rule, step)), rule
+        assert torch.equal(weight(rule, padded)[-2:], torch.zeros(2, dtype=F64)), rule
 
 
 @given(step=packed_steps())
 def test_names_of_rows_and_groups_do_not_matter(step):
     for rule in RULES:
         renamed = step._replace(row_id=5 - 3 * step.row_id, group_id=7 * step.group_id + 1)
-        assert torch.equal(weight(rule, renamed), weight(rule, step))
+        assert torch.equal(weight(rule, renamed), weight(rule, step)), rule
 
 
 @given(step=packed_steps())
@@ -130,14 +130,14 @@ def test_the_same_batch_twice_gives_the_same_loss(step):
             torch.cat([step.group_id, step.group_id + 3 * 10**9]),
             step.value.repeat(2),
         )
-        assert loss(rule, twice) == pytest.approx(loss(rule, step), abs=1e-12)
+        assert loss(rule, twice) == pytest.approx(loss(rule, step), abs=1e-12), rule
 
 
 @given(step=packed_steps())
 def test_votes_of_a_mean_sum_to_one_or_to_nothing(step):
     for rule in MEANS:
         total = float(weight(rule, step).sum())
-        assert total == pytest.approx(1.0 if step.loss_mask.any() else 0.0)
+        assert total == pytest.approx(1.0 if step.loss_mask.any() else 0.0), rule
 
 
 @given(step=packed_steps())
@@ -146,14 +146,14 @@ def test_prompt_mean_gives_every_live_prompt_the_same_vote(step):
         votes = weight(rule, step)
         live = {int(g) for g in step.group_id[step.loss_mask]}
         for group in live:
-            assert float(votes[step.group_id == group].sum()) == pytest.approx(1 / len(live))
+            assert float(votes[step.group_id == group].sum()) == pytest.approx(1 / len(live)), rule
 
 
 @given(step=packed_steps())
 def test_prompt_mean_and_token_mean_do_not_see_where_a_row_was_split(step):
     split = step._replace(row_id=torch.arange(len(step.row_id)))
     for rule in ("token", "prompt"):
-        assert torch.equal(weight(rule, split), weight(rule, step))
+        assert torch.equal(weight(rule, split), weight(rule, step)), rule
 
 
 @given(step=packed_steps())
@@ -245,7 +245,7 @@ def test_inputs_are_untouched(step):
     for rule in RULES:
         before = [field.clone() for field in step]
         weight(rule, step)
-        assert all(torch.equal(a, b) for a, b in zip(before[:3], step[:3]))
+        assert all(torch.equal(a, b) for a, b in zip(before[:3], step[:3])), rule
 
 
 @pytest.mark.parametrize("length", [0.0, -1.0, float("nan")])
