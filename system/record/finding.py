@@ -24,6 +24,8 @@ def finding(summary: Mapping[str, Any] | None) -> str:
     if not won:
         widest = max(max(abs(_low(item)), abs(_high(item))) for item in comparisons)
         many = f"all {len(arms)} rules" if len(arms) > 2 else f"{name(arms[0])} and {name(arms[1])}"
+        if not widest:  # an interval without width is not knowledge: too little was asked
+            return f"No rule wins: {many} got the same score on every held-out task"
         return f"No rule wins: {many} tie on held-out tasks (differences up to {widest:.2f} are not excluded)"
     beaten: dict[str, list[Mapping[str, Any]]] = {}
     for item in won:
@@ -72,6 +74,8 @@ def _sentence(item: Mapping[str, Any]) -> str:
     )
     if item["verdict"] == "a better":
         a, b, difference, low, high = b, a, -difference, -high, -low
+    if low == high == 0:
+        return f"{b} against {a}, a tie: the same {metric} on every held-out task."
     interval = f"{100 * item.get('confidence', 0.95):.3g} % interval {_signed(low)} to {_signed(high)}"
     if item["verdict"] != "tie":
         return f"{b} beats {a}: {_signed(difference)} {metric}, {interval}."
