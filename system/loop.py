@@ -101,6 +101,7 @@ class Loop:
         self.pending: deque[Event] = deque([Opened(version=0)])
         self.started: dict[str, StartTrial] = {}
         self.results: dict[str, Result] = {}
+        self.gone: set[int] = set()
         self.evaluated: list[tuple[StartTrial, Result]] = []
         self.training: Train | None = None
         self.trainer_free_since = time.monotonic()
@@ -156,7 +157,7 @@ class Loop:
         self.observer.trial(action, result, valid=valid)
         if valid and action.purpose == "eval":
             self.evaluated.append((action, result))
-        elif valid:
+        elif valid and action.group_id not in self.gone:
             self.results[trial_id] = {**result, "group_id": action.group_id}
         return TrialEnded(
             trial_id=trial_id,
@@ -189,6 +190,7 @@ class Loop:
         self.pending.append(WeightsApplied(version=version))
 
     def _forget(self, group_id: int) -> None:
+        self.gone.add(group_id)  # a trial of it that was cancelled can still end well
         self.results = {name: r for name, r in self.results.items() if r["group_id"] != group_id}
 
     def _full(self, trial_id: str) -> str:

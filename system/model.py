@@ -254,7 +254,9 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Not drawn: torch's normal_ imports its compiler, which costs every process a second or more.
+        table = torch.empty(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -262,7 +264,7 @@ class Decoder(nn.Module):
 class Qwen3(nn.Module):
     """Qwen3ForCausalLM over flat packed rows.
 
-    Built with random weights of torch's global generator; use `Qwen3.from_state` for given ones.
+    Made by `Qwen3.from_state`, which gives it its weights; built directly its embedding holds no values yet.
     """
 
     def __init__(self, config: ModelConfig) -> None:

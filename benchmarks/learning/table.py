@@ -72,9 +72,10 @@ def main(folder: Path) -> str:
     scores = {arm: [s for lines in seeds.values() if (s := held_out(lines))] for arm, seeds in runs.items()}
     start = scores.pop("warm_start")[0]
     arms = [arm for arm in scores if arm != "flipped"]
+    unscored = [arm for arm in scores if not scores[arm]]
     text = ["| policy | seeds | held-out pass@1 of each seed | mean |", "|---|---|---|---|"]
     text.append(f"| warm start | | {mean_and_error(list(start.values())).mean:.3f} | |")
-    for arm, found in scores.items():
+    for arm, found in ((arm, found) for arm, found in scores.items() if found):
         means = [mean_and_error(list(s.values())).mean for s in found]
         told = " ".join(f"{m:.3f}" for m in means)
         text.append(f"| {arm} | {len(found)} | {told} | {mean_and_error(means).mean:.3f} |")
@@ -101,6 +102,12 @@ def main(folder: Path) -> str:
         f"{tasks} held-out tasks, {attempts} trials each; intervals of 95 % over tasks and seeds (paired by task), "
         f"corrected for the {len(arms)} comparisons of their kind (Bonferroni)."
     )
+    for arm in unscored:
+        last = [[x["reward"] for x in lines if "step" in x][-5:] for lines in runs[arm].values()]
+        told = ", ".join(f"{mean_and_error(rewards).mean:.3f}" for rewards in last)
+        text.append(
+            f"{arm}: not evaluated on held-out tasks; training reward of the last five steps, by seed: {told}."
+        )
     (folder / "table.md").write_text("\n".join(text) + "\n")
     draw(runs, folder / "figure.png")
     return "\n".join(text)

@@ -144,7 +144,9 @@ def _draw_curves(axes: Axes, curves: Curves) -> None:
         for points in seeds.values():
             alone = [(step, pooled([levels], share)) for step, levels in sorted(points)]
             known = [(step, reward) for step, reward in alone if reward == reward]  # or the line is in pieces
-            axes.plot([x for x, _ in known], [y for _, y in known], color=colour(arm), linewidth=0.7, alpha=0.4)
+            axes.plot(
+                [x for x, _ in known], [y for _, y in known], color=colour(arm), linewidth=0.7, alpha=0.4
+            )
             heights += [reward for _, reward in known]
         # A mean over fewer seeds than there are would jump where a seed stops.
         last_common = min(max(step for step, _ in points) for points in seeds.values())

@@ -50,17 +50,20 @@ def _others(comparisons: list[Mapping[str, Any]], won: list[Mapping[str, Any]], 
 
 
 def sentences(summary: Mapping[str, Any] | None) -> list[str]:
-    """One sentence a comparison: the difference, its interval, the verdict, and what a tie would need.
+    """One sentence a comparison, with the start first: difference, interval, verdict, and what a tie would need.
 
     One more where each arm ran with a single seed.
 
     A comparison is what `core.estimate.compare` says of arms a and b: `difference` is b minus a.
     """
-    items = list((summary or {}).get("comparisons") or [])
-    told = [_sentence(item) for item in items]
+    told = summary or {}
+    items = [*(told.get("gains") or []), *(told.get("comparisons") or [])]
+    lines = [_sentence(item) for item in items]
     if any(item.get("seed_spread_measured") is False for item in items):
-        told.append("One seed an arm: the intervals are over tasks alone, not over what another seed would bring.")
-    return told
+        lines.append(
+            "One seed an arm: the intervals are over tasks alone, not over what another seed would bring."
+        )
+    return lines
 
 
 def _sentence(item: Mapping[str, Any]) -> str:

@@ -169,7 +169,9 @@ def _file_lines(check: dict[str, Any], world: GradedWorld, answer: str) -> list[
     while lines and not lines[-1]:
         lines.pop()
     found = [
-        Criterion(name=f"line {line}", met=count == 1, detail=reason or f"expected once, got {count}", gate=False)
+        Criterion(
+            name=f"line {line}", met=count == 1, detail=reason or f"expected once, got {count}", gate=False
+        )
         for line, count in ((line, lines.count(line)) for line in expected)
     ]
     alone = any(criterion.met for criterion in found) and len(lines) == len(expected)
