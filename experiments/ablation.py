@@ -4,6 +4,7 @@ An arm is a value: its rules for weights, loss and advantage. Seeds, tasks, thei
 same for all arms. `ablate_aggregation.py` declares three arms and calls `run` here.
 """
 
+import io
 import json
 import math
 import shlex
@@ -11,23 +12,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import combinations
+from itertools import combinations, takewhile
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import torch
+import tyro
 
 from core.advantage import group_mean_advantage
 from core.aggregate import token_mean_weight
 from core.counter import counter_hash
-from core.estimate import compare, mean_and_error, seeds_needed
 from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
-from core.staleness import staleness_histogram
 from system.engine import EngineError
 from system.fleet import FleetError
 from system.journal import Journal
@@ -38,8 +37,9 @@ from system.record.metrics import JsonLines, commit_hash, write_json
 from system.record.progress import Progress
 from system.record.recorder import Recorder
 from system.record.report import token_pieces, write_report
+from system.record.summary import arm_summary, comparisons
 from system.record.table import print_summary
-from system.run import Machinery, machinery
+from system.run import Machinery, RunError, machinery
 from system.sandbox import SandboxError, choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
 from system.verify.checks import read_checks
@@ -156,10 +156,6 @@ class Config:
         return max(1, self.worlds // 3)
 
 
-class RunError(Exception):
-    """A run could not come to its end; the message is one line."""
-
-
 class Arm(NamedTuple):
     """The rules of one arm: functions of core with their settings bound."""
 
@@ -170,12 +166,9 @@ class Arm(NamedTuple):
 
 def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) -> None:
     """Runs a script: one line and exit code 2 for what the user can put right, 1 if the run broke, 130 after Ctrl-C."""
-    import tyro
-
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the end of a job is as clean as Ctrl-C
     try:
-        about = sys.modules[main.__module__].__doc__
-        main(tyro.cli(config, prog=script, description=about, config=(tyro.conf.FlagConversionOff,)))
+        main(options(script, config, about=sys.modules[main.__module__].__doc__ or ""))
     except (ValueError, FileNotFoundError, SandboxError) as error:
         print(f"{script}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -185,6 +178,20 @@ def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) 
     except KeyboardInterrupt:
         print(f"{script}: stopped; `python -m system.record.report RUN` shows what there is", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def options(script: str, config: type[Config], *, about: str) -> Any:
+    """The settings from the command line; a mistake there is told in one line instead of tyro's box of lines."""
+    told = io.StringIO()
+    try:
+        with redirect_stderr(told):
+            return tyro.cli(config, prog=script, description=about, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit as stop:
+        if stop.code:
+            boxed = [line.strip("│ ") for line in told.getvalue().splitlines() if line.startswith("│")]
+            sentence = " ".join(takewhile(lambda line: not line.startswith("─"), boxed))
+            print(f"{script}: {sentence or told.getvalue().strip()} (see --help)", file=sys.stderr)
+        raise
 
 
 def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = True) -> dict[str, Any]:
@@ -234,6 +241,12 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
                 "engine": machine.engine.stats()["cpu_s"],
                 "driver": time.process_time(),
             }
+    compared = partial(
+        comparisons,
+        runs.recorders,
+        confidence=config.confidence,
+        assumed_seed_spread=config.assumed_seed_spread,
+    )
     summary = {
         "config": settings | {"tasks_held_out": runs.tasks_held_out},
         "commit": commit,
@@ -242,8 +255,8 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
         "seconds": time.monotonic() - begun,
         "arms": {name: arm_summary(runs.recorders[name], runs.trained[name]) for name in arms},
         "warm_start": arm_summary(runs.recorders["warm_start"], []) if start else None,
-        "gains": comparisons(config, runs.recorders, [("warm_start", arm) for arm in arms] if start else []),
-        "comparisons": comparisons(config, runs.recorders, list(combinations(arms, 2))),
+        "gains": compared([("warm_start", arm) for arm in arms] if start else []),
+        "comparisons": compared(list(combinations(arms, 2))),
         "throughput": {
             "trials_per_minute": 60 * runs.trials / runs.seconds,
             "cpu_seconds_per_trial": {name: value / runs.trials for name, value in spent.items()},
@@ -502,74 +515,3 @@ def described(task: Task) -> dict[str, Any]:
         "domain": task.domain,
         "instruction": task.instruction,
     }
-
-
-def scores(recorders: Sequence[Recorder], key: str) -> list[dict[str, float]]:
-    """Mean over attempts of each held-out task that every recorder has a graded attempt of, for each recorder."""
-    found = [
-        {task["task"]: fmean(float(x) for x in task[key]) for task in recorder.evaluated["tasks"]}
-        for recorder in recorders
-        if recorder.evaluated is not None
-    ]
-    common = set.intersection(*(set(told) for told in found))
-    if not common:
-        raise RunError("no held-out task was graded in every run: only system errors; see trajectories.jsonl")
-    return [{task: told[task] for task in sorted(common)} for told in found]
-
-
-def arm_summary(recorders: Sequence[Recorder], seconds: Sequence[float]) -> dict[str, Any]:
-    """Held-out scores with standard errors over tasks (of the mean over seeds), behaviour, and what it took."""
-    lines = [r.evaluated for r in recorders if r.evaluated is not None]
-
-    def estimate(key: str) -> dict[str, float]:
-        by_task = zip(*(told.values() for told in scores(recorders, key)), strict=True)
-        mean, error = mean_and_error([fmean(values) for values in by_task])
-        return {"mean": mean, "se": error}
-
-    def mean(key: str) -> float:
-        return fmean(line[key] for line in lines)
-
-    return {
-        "reward": estimate("rewards"),
-        "pass_at_1": estimate("passed"),
-        "turns": mean("turns"),
-        "tokens_per_turn": mean("tokens_per_turn"),
-        "tool_success": mean("tool_success"),
-        "context_exhaustion": mean("context_exhausted"),
-        "staleness": staleness_histogram(age for r in recorders for age in r.ages),
-        "seconds": fmean(seconds) if seconds else None,
-        "trainer_idle": fmean(r.trainer_idle for r in recorders) if seconds else None,
-    }
-
-
-def comparisons(
-    config: Config, recorders: Mapping[str, Sequence[Recorder]], pairs: Sequence[tuple[str, str]]
-) -> list[dict[str, Any]]:
-    """Held-out pass@1 of b against a, paired by task and seed; the intervals hold for all pairs together."""
-    confidence = 1 - (1 - config.confidence) / max(1, len(pairs))
-    found = []
-    for a, b in pairs:
-        both = [list(told.values()) for told in scores([*recorders[a], *recorders[b]], "passed")]
-        told = compare(both[: config.seeds], both[config.seeds :], confidence=confidence)
-        measured = config.seeds > 1
-        spread = told.seed_spread if measured else config.assumed_seed_spread
-        tie = told.verdict == "tie" and abs(told.difference) > 1e-9  # less is rounding, and no seeds would do
-        found.append(
-            {
-                "a": a,
-                "b": b,
-                "difference": told.difference,
-                "low": told.low,
-                "high": told.high,
-                "confidence": config.confidence,
-                "verdict": told.verdict,
-                "seeds_needed": seeds_needed(
-                    difference=told.difference, seed_spread=spread, power=0.8, confidence=confidence
-                )
-                if tie
-                else None,
-                "seed_spread": spread,
-                "seed_spread_measured": measured,
-            }
-        )
-    return found

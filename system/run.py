@@ -16,6 +16,10 @@ from system.fleet.local import WARM, LocalFleet
 from system.sandbox import choose_sandbox, reap
 
 
+class RunError(Exception):
+    """A run could not come to its end; the message is one line."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machinery:
     """Engine and fleet of a run, up and connected; trainers come and go with the arms."""

@@ -128,7 +128,7 @@ class Recorder:
         """Reward and share passed since the last step, each level weighed by its share of the training tasks.
 
         What ends in an interval is short first and long last, so a plain mean would follow the schedule more than the
-        policy. A level that brought no trial keeps its last score; until every level has one there is no number.
+        policy. A level that brought no trial keeps its last score, and has no weight before its first.
         """
         by_level: dict[int, list[Result]] = {}
         for level, result in self.since:
@@ -136,9 +136,10 @@ class Recorder:
         for level, results in by_level.items():
             told = graded(results)
             self.level_scores[level] = (told["reward"], told["passed"])
-        if self.level_scores.keys() != self.level_share.keys():
+        if not self.level_scores:
             return {"reward": None, "passed": None}
-        pairs = [(share, *self.level_scores[level]) for level, share in self.level_share.items()]
+        known = {level: self.level_share[level] for level in self.level_scores}
+        pairs = [(share / sum(known.values()), *self.level_scores[level]) for level, share in known.items()]
         return {"reward": sum(w * r for w, r, _ in pairs), "passed": sum(w * p for w, _, p in pairs)}
 
     @property
