@@ -183,7 +183,7 @@ def test_draw_assignments_keeps_the_mix_and_repeats_nothing():
     companies = [make_company(seed, split="train") for seed in range(12)]
     drawn = draw_assignments(companies, tasks=100, seed=1, level_shares=LEVEL_SHARES)
     levels = [assignment.level for _, assignment in drawn]
-    assert [levels.count(level) for level in (1, 2, 3, 4)] == [30, 30, 25, 15]
+    assert [levels.count(level) for level in (1, 2, 3, 4)] == [15, 35, 30, 20]
     assert levels != sorted(levels)
     assert len({(place, assignment.instruction) for place, assignment in drawn}) == 100
     assert {assignment.family for _, assignment in drawn} == {"find", "sum", "edit", "write"}
