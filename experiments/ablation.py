@@ -32,7 +32,7 @@ from system.fleet import FleetError
 from system.journal import Journal
 from system.loop import AdvantageFunction, Crew, Loop
 from system.model import config_from_huggingface
-from system.policy import token_count
+from system.policy import POLICY_FILES, token_count
 from system.record.metrics import JsonLines, commit_hash, write_json
 from system.record.progress import Progress
 from system.record.recorder import Recorder
@@ -486,13 +486,7 @@ def claim(folder: Path) -> None:
 
 def check_policy(folder: Path, *, context: int) -> None:
     """Refuses a policy folder that lacks a file or whose window is too short, before anything is started."""
-    for name in (
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "chat_template.jinja",
-        "generation_config.json",
-    ):
+    for name in (*POLICY_FILES, "generation_config.json"):
         if not (folder / name).is_file():
             raise ValueError(f"policy must be a folder with {name}, got {folder}")
     try:

@@ -93,10 +93,6 @@ class Chat:
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return self.tokenizer.decode(kept, skip_special_tokens=False)
 
-    def pieces(self, ids: list[int]) -> list[str]:
-        """One piece of text a token, for showing."""
-        return [self.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
-
 
 def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:
     """A tool as chat templates want it."""
