@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 PerToken = Annotated[Tensor, "T"]
@@ -24,3 +25,27 @@ Hidden = Annotated[Tensor, "T H"]
 
 Head = Annotated[Tensor, "V H"]
 """The weight of the output layer."""
+
+
+def check_one_axis(axis: str, **tensors: Tensor) -> None:
+    """Refuse tensors that do not share one shape of one axis, of which `axis` is the letter."""
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    if len(shapes[0]) != 1 or any(shape != shapes[0] for shape in shapes):
+        *names, last = tensors
+        listed = f"{', '.join(names)} and {last}" if names else last
+        got = shapes if names else shapes[0]
+        raise ValueError(f"{listed} must have one shape [{axis}], got {got}")
+
+
+def check_bool(**tensors: Tensor) -> None:
+    """Refuse a mask that is not bool: ones and zeros would be indices where True and False select."""
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.bool:
+            raise ValueError(f"{name} must be bool, got {tensor.dtype}")
+
+
+def check_integer(**tensors: Tensor) -> None:
+    """Refuse ids that are not integers: rounding could make two of them one."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+            raise ValueError(f"{name} must be an integer tensor, got {tensor.dtype}")
