@@ -1,10 +1,14 @@
 """Hidden states times head to the logprob of each label, a chunk of tokens at a time: never the whole logits.
 
-Memory is chunk * V instead of T * V; the backward pass computes each chunk's logits once more.
+`token_logprob` is an ordinary differentiable function; its backward pass computes each chunk's logits again.
+`head_gradient` is for every loss whose slope at a token needs no more than that token's own logprob, as all in
+`core.loss`: one way through the chunks gives the gradients of hidden states and head, in three matrix products.
+Memory is chunk * V in both. The vocabulary may be split over ranks (`core.shard`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .shapes import Head, Hidden, PerToken
+from .shard import Shard, label_column, label_logit, softmax_sums
 
 
 class TokenLogprob(NamedTuple):
@@ -19,25 +24,180 @@ class TokenLogprob(NamedTuple):
 
     Args:
         logprob: of its label; carries the gradient.
-        entropy: of the whole distribution, in nats; a metric, without gradient.
+        entropy: of the distribution, in nats; no gradient. Of a shard its part, to be added up.
     """
 
     logprob: PerToken
     entropy: PerToken
 
 
+class HeadGradient(NamedTuple):
+    """What one way through the chunks finds.
+
+    Args:
+        logprob: of every label, at least float32.
+        entropy: of the distribution, in nats. Of a shard its part, to be added up.
+        hidden: gradient of the hidden states, in their dtype. Of a shard its part, to be added up.
+        head: gradient of the rows that are here, at least float32.
+    """
+
+    logprob: PerToken
+    entropy: PerToken
+    hidden: Hidden
+    head: Head
+
+
 def token_logprob(
-    hidden: Hidden, head: Head, label: PerToken, *, temperature: float, chunk: int
+    hidden: Hidden, head: Head, label: PerToken, *, temperature: float, chunk: int, shard: Shard
 ) -> TokenLogprob:
     """log softmax(hidden @ head^T / temperature) at the label, equal to the dense computation.
 
     Args:
-        hidden: state that predicts the label.
+        hidden: state that predicts the label; with a shard, its gradient is this shard's part.
         head: output weight; no bias.
         label: token id; any valid id where the loss mask is False.
         temperature: of the sampler, so that both sides speak of one distribution.
         chunk: tokens whose logits exist at once.
+        shard: `WHOLE`, or the part of the vocabulary that `head` holds.
     """
+    _check(hidden, head, label, temperature, chunk)
+    return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label, temperature, chunk, shard))
+
+
+def head_gradient(
+    hidden: Hidden,
+    head: Head,
+    label: PerToken,
+    field: Sequence[PerToken],
+    *,
+    slope: Callable[..., PerToken],
+    temperature: float,
+    chunk: int,
+    logit_dtype: torch.dtype,
+    fuse: Callable[[Any], Any],
+    shard: Shard,
+) -> HeadGradient:
+    """Gradients of a loss of the logprobs, no logit stored for long or computed twice: 6 T H V operations.
+
+        d loss / d logits = slope * (onehot(label) - softmax) / temperature
+
+    Args:
+        hidden, head, label, temperature, chunk, shard: as in `token_logprob`; no graph is recorded.
+        field: what `slope` needs to know of each token, such as rollout logprob, advantage, mask, weight.
+        slope: from (logprob, *field) of a chunk to d loss / d logprob, such as
+            `lambda logprob, mu, a, m, w: w * cispo(logprob, mu, a, m, min_ratio=0, max_ratio=5).slope`.
+        logit_dtype: in which a chunk's logits are kept. In bfloat16 they are off by 1 / 256 of their size at
+            most, as are those of an engine that samples from such; the label's own is always wide.
+        fuse: `torch.compile`, or the identity.
+    """
+    _check(hidden, head, label, temperature, chunk)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    grad_hidden = torch.empty_like(hidden)
+    grad_head = torch.zeros(head.shape, dtype=wide, device=head.device)
+    logprob, entropy = (torch.empty(label.shape, dtype=wide, device=hidden.device) for _ in range(2))
+    fused = fuse(_logits_to_gradient)
+    with torch.no_grad():
+        for start in range(0, len(label), chunk):
+            part = slice(start, start + chunk)
+            place = label[part] - shard.first_id
+            logits = _product(hidden[part], head.T, logit_dtype)
+            own = label_logit(hidden[part], head, place, dtype=wide)
+            fields = [x[part] for x in field]
+            logprob[part], entropy[part] = fused(logits, own, place, fields, slope, temperature, shard)
+            gradient = logits.to(hidden.dtype)
+            torch.mm(gradient, head, out=grad_hidden[part])
+            _accumulate(grad_head, gradient.T, hidden[part])
+    return HeadGradient(logprob, entropy, grad_hidden, grad_head)
+
+
+def chunk_within(*, memory_bytes: float, vocabulary: int, logit_dtype: torch.dtype) -> int:
+    """The most tokens whose logits fit into so much memory; at least 1."""
+    if not memory_bytes > 0:
+        raise ValueError(f"memory_bytes must be positive, got {memory_bytes}")
+    if vocabulary < 1:
+        raise ValueError(f"vocabulary must be positive, got {vocabulary}")
+    return max(1, int(memory_bytes // (vocabulary * logit_dtype.itemsize)))
+
+
+def _logits_to_gradient(
+    logits: Tensor,
+    own: PerToken,
+    place: PerToken,
+    field: Sequence[PerToken],
+    slope: Callable[..., PerToken],
+    temperature: float,
+    shard: Shard,
+) -> tuple[PerToken, PerToken]:
+    """Overwrites a chunk's logits by the gradient of the loss; returns logprob and entropy."""
+    scaled, sums = softmax_sums(logits, own, place, temperature=temperature, shard=shard)
+    log_total = sums.maximum + sums.total.log()
+    logprob = sums.target - log_total
+    weight = slope(logprob, *field) / temperature
+    log_share = scaled - log_total[:, None]
+    share = log_share.exp()
+    logits.copy_(torch.where(label_column(logits, place), 1 - share, -share) * weight[:, None])
+    return logprob, -(share * log_share).sum(1)
+
+
+class _ChunkedLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, label: Tensor, temperature: float, chunk: int, shard: Shard
+    ) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        logprob, entropy, log_total = (label.new_empty(label.shape, dtype=wide) for _ in range(3))
+        for start in range(0, len(label), chunk):
+            part = slice(start, start + chunk)
+            place = label[part] - shard.first_id
+            logits = _product(hidden[part], head.T, wide)
+            own = label_logit(hidden[part], head, place, dtype=wide)
+            scaled, sums = softmax_sums(logits, own, place, temperature=temperature, shard=shard)
+            log_total[part] = sums.maximum + sums.total.log()
+            logprob[part] = sums.target - log_total[part]
+            log_share = scaled - log_total[part, None]
+            entropy[part] = -(log_share.exp() * log_share).sum(1)
+        ctx.save_for_backward(hidden, head, label, log_total)
+        ctx.temperature, ctx.chunk, ctx.first_id = temperature, chunk, shard.first_id
+        ctx.mark_non_differentiable(entropy)
+        return logprob, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """d logprob / d logits = onehot(label) - softmax; sums over tokens are kept in the wide dtype."""
+        hidden, head, label, log_total = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros(head.shape, dtype=log_total.dtype, device=head.device)
+        for start in range(0, len(label), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            logits = _product(hidden[part], head.T, log_total.dtype)
+            share = (logits / ctx.temperature - log_total[part, None]).exp()
+            here = label_column(logits, label[part] - ctx.first_id)
+            gradient = torch.where(here, 1 - share, -share) * (grads[0][part, None] / ctx.temperature)
+            grad_hidden[part] = _product(gradient.to(hidden.dtype), head, hidden.dtype)
+            _accumulate(grad_head, gradient.to(hidden.dtype).T, hidden[part])
+        return grad_hidden, grad_head.to(head.dtype), None, None, None, None
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b, summed in float32 at least and rounded to `dtype` once."""
+    if a.dtype == dtype:
+        return a @ b
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=dtype)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return (a.to(wide) @ b.to(wide)).to(dtype)
+
+
+def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in the dtype of `total`."""
+    if a.dtype != total.dtype and a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+
+
+def _check(hidden: Hidden, head: Head, label: PerToken, temperature: float, chunk: int) -> None:
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     if chunk < 1:
@@ -48,43 +208,3 @@ def token_logprob(
         )
     if label.shape != hidden.shape[:1]:
         raise ValueError(f"label must have shape {tuple(hidden.shape[:1])}, got {tuple(label.shape)}")
-    return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label, temperature, chunk))
-
-
-class _ChunkedLogprob(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, label: Tensor, temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        wide = head.to(dtype)
-        logprob, entropy, log_total = [], [], []
-        for part, target in zip(hidden.split(chunk), label.split(chunk)):
-            logits = part.to(dtype) @ wide.T / temperature
-            total = logits.logsumexp(1)
-            logprob.append(logits.gather(1, target[:, None]).squeeze(1) - total)
-            entropy.append(total - ((logits - total[:, None]).exp() * logits).sum(1))
-            log_total.append(total)
-        ctx.save_for_backward(hidden, head, label, torch.cat(log_total))
-        ctx.temperature, ctx.chunk = temperature, chunk
-        found = torch.cat(logprob), torch.cat(entropy)
-        ctx.mark_non_differentiable(found[1])
-        return found
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """d logprob / d logits = onehot(label) - softmax; sums over tokens are kept in the wide dtype."""
-        hidden, head, label, log_total = ctx.saved_tensors
-        dtype = log_total.dtype
-        wide = head.to(dtype)
-        grad_hidden, grad_head = [], torch.zeros_like(wide)
-        parts = zip(*(x.split(ctx.chunk) for x in (hidden, label, log_total, grads[0])))
-        for part, target, total, grad in parts:
-            state = part.to(dtype)
-            share = (state @ wide.T / ctx.temperature - total[:, None]).exp()
-            share.scatter_add_(1, target[:, None], torch.full_like(total, -1.0)[:, None])
-            grad_logits = share * (-grad / ctx.temperature)[:, None]
-            grad_hidden.append((grad_logits @ wide).to(hidden.dtype))
-            grad_head += grad_logits.T @ state
-        return torch.cat(grad_hidden), grad_head.to(head.dtype), None, None, None

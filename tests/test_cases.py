@@ -50,6 +50,7 @@ from core.schedule import (
     react,
     task_at,
 )
+from core.shard import WHOLE
 from core.tito import append_completion, append_observation, continue_rows, open_ledger
 from system.engine import GenerateRequest
 from system.engine.batch import Batch
@@ -121,7 +122,7 @@ def test_trained_values_are_selected_by_mask_and_not_by_their_place():
 def test_both_sides_at_one_temperature_have_ratio_one():
     """G23, slime 557: logits 2 and 0; at another temperature than the sampler's the ratio would be 0.897."""
     hidden, head = numbers([1.0])[:, None], numbers([2.0, 0.0])[:, None]
-    at = partial(token_logprob, hidden, head, torch.tensor([0]), chunk=1)
+    at = partial(token_logprob, hidden, head, torch.tensor([0]), chunk=1, shard=WHOLE)
     sampler = at(temperature=0.5).logprob
     one, mask = torch.ones(1, dtype=F64), torch.tensor([True])
     for temperature, ratio in ((0.5, 1.0), (1.0, math.exp(-0.126928011 + 0.018149928))):
@@ -137,7 +138,12 @@ def test_the_logprob_is_that_of_the_sampled_token_and_not_of_the_likeliest():
     logprob[17], logprob[13] = -4.2, -0.7
     logprob[0] = math.log(1 - math.exp(-4.2) - math.exp(-0.7) - 17 * math.exp(-20))
     found = token_logprob(
-        torch.ones(1, 1, dtype=F64), logprob[:, None], torch.tensor([13]), temperature=1.0, chunk=1
+        torch.ones(1, 1, dtype=F64),
+        logprob[:, None],
+        torch.tensor([13]),
+        temperature=1.0,
+        chunk=1,
+        shard=WHOLE,
     )
     assert float(found.logprob) == pytest.approx(-0.7)
     with pytest.raises(ValueError, match="must be equally long, got 1, 0 and 1"):

@@ -17,6 +17,7 @@ from torch import Tensor
 from core.logprob import TokenLogprob, token_logprob
 from core.loss import TokenLoss
 from core.pack import plan
+from core.shard import WHOLE
 from system.model import Qwen3, weight_shapes
 from system.policy import save_weights
 from system.trainer.step import OptimizerSettings, StepMetrics, StepRow
@@ -194,7 +195,9 @@ class TorchTrainer:
         hidden = self.model(batch.token_ids, batch.lengths)[batch.before]
         head = self.model.head
         chunk = max(1, LOGITS_AT_ONCE // head.shape[0])
-        return token_logprob(hidden, head, batch.label, temperature=self.temperature, chunk=chunk)
+        return token_logprob(
+            hidden, head, batch.label, temperature=self.temperature, chunk=chunk, shard=WHOLE
+        )
 
     def _micro_batches(self, rows: Sequence[StepRow], *, alone: bool = False) -> Iterator[MicroBatch]:
         """This rank's share of the rows that have a trained token; with `alone`, all of them."""

@@ -1,4 +1,4 @@
-"""Laws of core.logprob: chunks change memory and nothing else."""
+"""Laws of core.logprob: chunks and shards change memory and nothing else."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core import logprob
+from core.shard import WHOLE, Shard, Sums, combine_sums
 
 F64 = torch.float64
 
@@ -35,7 +36,7 @@ def test_chunked_equals_dense_in_value_and_both_gradients(problem, chunk, temper
     hidden, head, label, upstream = problem
     ours = hidden.clone().requires_grad_(), head.clone().requires_grad_()
     theirs = hidden.clone().requires_grad_(), head.clone().requires_grad_()
-    found = logprob.token_logprob(*ours, label, temperature=temperature, chunk=chunk)
+    found = logprob.token_logprob(*ours, label, temperature=temperature, chunk=chunk, shard=WHOLE)
     value, entropy = dense(*theirs, label, temperature)
     (found.logprob * upstream).sum().backward()
     (value * upstream).sum().backward()
@@ -49,7 +50,7 @@ def test_chunked_equals_dense_in_value_and_both_gradients(problem, chunk, temper
 def test_tokens_without_weight_give_no_gradient(problem, chunk):
     hidden, head, label, _ = problem
     leaves = hidden.clone().requires_grad_(), head.clone().requires_grad_()
-    found = logprob.token_logprob(*leaves, label, temperature=1.0, chunk=chunk)
+    found = logprob.token_logprob(*leaves, label, temperature=1.0, chunk=chunk, shard=WHOLE)
     (found.logprob * 0).sum().backward()
     assert not leaves[0].grad.any() and not leaves[1].grad.any()
 
@@ -58,7 +59,7 @@ def test_tokens_without_weight_give_no_gradient(problem, chunk):
 def test_the_head_may_stand_still(problem):
     hidden, head, label, _ = problem
     leaf = hidden.clone().requires_grad_()
-    logprob.token_logprob(leaf, head, label, temperature=1.0, chunk=2).logprob.sum().backward()
+    logprob.token_logprob(leaf, head, label, temperature=1.0, chunk=2, shard=WHOLE).logprob.sum().backward()
     assert leaf.grad is not None and head.grad is None
 
 
@@ -66,7 +67,7 @@ def test_the_head_may_stand_still(problem):
 def test_inputs_are_untouched_and_entropy_has_no_gradient(problem):
     hidden, head, label, _ = problem
     before = hidden.clone(), head.clone(), label.clone()
-    found = logprob.token_logprob(hidden.requires_grad_(), head, label, temperature=1.0, chunk=3)
+    found = logprob.token_logprob(hidden.requires_grad_(), head, label, temperature=1.0, chunk=3, shard=WHOLE)
     assert not found.entropy.requires_grad and found.logprob.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(before, (hidden, head, label)))
 
@@ -75,7 +76,9 @@ def test_inputs_are_untouched_and_entropy_has_no_gradient(problem):
 def test_temperature_is_the_samplers(temperature, expected):
     """Logits 2 and 0."""
     hidden, head = torch.tensor([[1.0]], dtype=F64), torch.tensor([[2.0], [0.0]], dtype=F64)
-    found = logprob.token_logprob(hidden, head, torch.tensor([0]), temperature=temperature, chunk=1)
+    found = logprob.token_logprob(
+        hidden, head, torch.tensor([0]), temperature=temperature, chunk=1, shard=WHOLE
+    )
     assert float(found.logprob) == pytest.approx(expected, abs=1e-5)
 
 
@@ -83,7 +86,7 @@ def test_entropy_worked_example():
     """Probabilities .5 .3 .2."""
     head = torch.tensor([[math.log(p)] for p in (0.5, 0.3, 0.2)], dtype=F64)
     found = logprob.token_logprob(
-        torch.ones(1, 1, dtype=F64), head, torch.tensor([2]), temperature=1.0, chunk=1
+        torch.ones(1, 1, dtype=F64), head, torch.tensor([2]), temperature=1.0, chunk=1, shard=WHOLE
     )
     assert float(found.entropy) == pytest.approx(1.02965301406)
 
@@ -92,7 +95,7 @@ def test_half_precision_is_computed_in_float32_and_returned_to_its_owner():
     hidden = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
     head = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
     label = torch.arange(5)
-    found = logprob.token_logprob(hidden, head, label, temperature=1.0, chunk=2)
+    found = logprob.token_logprob(hidden, head, label, temperature=1.0, chunk=2, shard=WHOLE)
     assert found.logprob.dtype == torch.float32
     value, _ = dense(hidden.detach().float(), head.detach().float(), label, 1.0)
     assert torch.allclose(found.logprob, value, rtol=0, atol=1e-6)
@@ -102,7 +105,7 @@ def test_half_precision_is_computed_in_float32_and_returned_to_its_owner():
 
 def test_large_logits_do_not_overflow():
     hidden, head = torch.tensor([[1e4]]), torch.tensor([[1.0], [-1.0]])
-    found = logprob.token_logprob(hidden, head, torch.tensor([0]), temperature=1.0, chunk=1)
+    found = logprob.token_logprob(hidden, head, torch.tensor([0]), temperature=1.0, chunk=1, shard=WHOLE)
     assert float(found.logprob) == 0 and float(found.entropy) == 0
 
 
@@ -124,11 +127,200 @@ def test_bad_input_is_refused(shapes, temperature, chunk, text):
             torch.zeros(tokens, dtype=torch.long),
             temperature=temperature,
             chunk=chunk,
+            shard=WHOLE,
         )
 
 
 def test_labels_must_be_one_per_token():
     with pytest.raises(ValueError, match=r"label must have shape \(2,\), got \(3,\)"):
         logprob.token_logprob(
-            torch.zeros(2, 3), torch.zeros(5, 3), torch.zeros(3, dtype=torch.long), temperature=1.0, chunk=1
+            torch.zeros(2, 3),
+            torch.zeros(5, 3),
+            torch.zeros(3, dtype=torch.long),
+            temperature=1.0,
+            chunk=1,
+            shard=WHOLE,
         )
+
+
+def slope(logprob, rollout_logprob, advantage, weight):
+    """Of `weight` times the importance-weighted policy gradient."""
+    return -weight * advantage * (logprob - rollout_logprob).exp()
+
+
+def same(function):
+    return function
+
+
+@st.composite
+def losses(draw):
+    hidden, head, label, upstream = draw(problems())
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    field = [torch.randn(len(label), generator=generator, dtype=F64) for _ in range(2)]
+    return hidden, head, label, [-field[0].abs(), field[1], upstream]
+
+
+def gradient(hidden, head, label, field, *, chunk, shard=WHOLE, temperature=1.0, dtype=F64, fuse=same):
+    return logprob.head_gradient(
+        hidden,
+        head,
+        label,
+        field,
+        slope=slope,
+        temperature=temperature,
+        chunk=chunk,
+        logit_dtype=dtype,
+        fuse=fuse,
+        shard=shard,
+    )
+
+
+@given(problem=losses(), chunk=st.integers(1, 9), temperature=st.sampled_from([0.5, 1.0, 1.7]))
+def test_one_way_through_the_chunks_gives_the_gradients_of_autograd(problem, chunk, temperature):
+    hidden, head, label, field = problem
+    leaves = hidden.clone().requires_grad_(), head.clone().requires_grad_()
+    value, entropy = dense(*leaves, label, temperature)
+    (slope(value.detach(), *field) * value).sum().backward()
+    found = gradient(hidden, head, label, field, chunk=chunk, temperature=temperature)
+    for ours, theirs in zip(found, (value, entropy, leaves[0].grad, leaves[1].grad)):
+        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-11)
+
+
+@given(problem=losses(), chunk=st.integers(1, 9))
+def test_gradients_leave_their_inputs_alone(problem, chunk):
+    hidden, head, label, field = problem
+    before = [x.clone() for x in (hidden, head, label, *field)]
+    found = gradient(hidden, head, label, field, chunk=chunk)
+    assert all(torch.equal(a, b) for a, b in zip(before, (hidden, head, label, *field)))
+    assert not any(x.requires_grad for x in found)
+
+
+@given(problem=losses(), cut=st.integers(0, 9), chunk=st.integers(1, 9))
+def test_a_split_step_adds_up_to_the_gradient_of_the_whole(problem, cut, chunk):
+    hidden, head, label, field = problem
+    whole = gradient(hidden, head, label, field, chunk=chunk)
+    parts = [
+        gradient(hidden[s], head, label[s], [x[s] for x in field], chunk=2)
+        for s in (slice(cut), slice(cut, None))
+    ]
+    assert torch.allclose(whole.head, parts[0].head + parts[1].head, rtol=1e-9, atol=1e-11)
+    for name in ("logprob", "entropy", "hidden"):
+        together = torch.cat([getattr(part, name) for part in parts])
+        assert torch.allclose(getattr(whole, name), together, rtol=1e-9, atol=1e-11)
+
+
+def in_shards(head, cuts, run):
+    """Runs every shard until all have told their sums, as ranks in a collective would."""
+    edges = sorted({0, head.shape[0], *(c % head.shape[0] for c in cuts)})
+    parts = list(zip(edges, edges[1:]))
+    told: list[list[Sums]] = [[] for _ in parts]
+    for index, (start, end) in enumerate(parts):
+
+        def remember(sums, index=index):
+            told[index].append(sums)
+            return sums
+
+        run(head[start:end], Shard(start, remember))
+    found = []
+    for start, end in parts:
+        turn = iter(range(len(told[0])))
+
+        def combine(_, turn=turn):
+            now = next(turn)
+            return combine_sums([sums[now] for sums in told])
+
+        found.append(run(head[start:end], Shard(start, combine)))
+    return found
+
+
+@given(problem=losses(), cuts=st.lists(st.integers(0, 6), max_size=3), chunk=st.integers(1, 9))
+def test_shards_of_the_vocabulary_add_up_to_the_whole(problem, cuts, chunk):
+    hidden, head, label, field = problem
+    whole = gradient(hidden, head, label, field, chunk=chunk)
+    parts = in_shards(
+        head, cuts, lambda rows, shard: gradient(hidden, rows, label, field, chunk=chunk, shard=shard)
+    )
+    assert all(torch.allclose(part.logprob, whole.logprob, rtol=1e-9, atol=1e-11) for part in parts)
+    assert torch.allclose(sum(part.entropy for part in parts), whole.entropy, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(sum(part.hidden for part in parts), whole.hidden, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(torch.cat([part.head for part in parts]), whole.head, rtol=1e-9, atol=1e-11)
+
+
+@given(problem=problems(), cuts=st.lists(st.integers(0, 6), max_size=3), chunk=st.integers(1, 9))
+def test_a_differentiable_logprob_in_shards_adds_up_to_the_whole(problem, cuts, chunk):
+    hidden, head, label, upstream = problem
+
+    def run(rows, shard):
+        leaves = hidden.clone().requires_grad_(), rows.clone().requires_grad_()
+        found = logprob.token_logprob(*leaves, label, temperature=0.7, chunk=chunk, shard=shard)
+        (found.logprob * upstream).sum().backward()
+        return found.logprob.detach(), found.entropy, leaves[0].grad, leaves[1].grad
+
+    whole, parts = run(head, WHOLE), in_shards(head, cuts, run)
+    assert all(torch.allclose(part[0], whole[0], rtol=1e-9, atol=1e-11) for part in parts)
+    assert torch.allclose(sum(part[1] for part in parts), whole[1], rtol=1e-9, atol=1e-11)
+    assert torch.allclose(sum(part[2] for part in parts), whole[2], rtol=1e-9, atol=1e-11)
+    assert torch.allclose(torch.cat([part[3] for part in parts]), whole[3], rtol=1e-9, atol=1e-11)
+
+
+def test_the_label_is_exact_although_the_logits_are_bfloat16():
+    """A logit of 20.05 is 20.0 in bfloat16; alone in the vocabulary its logprob must be 0 all the same."""
+    hidden = torch.tensor([[20.0, 0.05]], dtype=torch.bfloat16)
+    head = torch.tensor([[1.0, 1.0], [-1.0, 0.0]], dtype=torch.bfloat16)
+    field = [torch.zeros(1), torch.ones(1), torch.ones(1)]
+    told = gradient(hidden, head, torch.tensor([0]), field, chunk=1, dtype=torch.bfloat16)
+    assert told.logprob.dtype == told.head.dtype == torch.float32 and told.hidden.dtype == torch.bfloat16
+    assert float(told.logprob) == 0
+    wide = gradient(hidden, head, torch.tensor([1]), field, chunk=1, dtype=torch.float32)
+    half = gradient(hidden, head, torch.tensor([1]), field, chunk=1, dtype=torch.bfloat16)
+    assert float(wide.logprob) == pytest.approx(-40.05, abs=2e-3)
+    assert float(half.logprob) == pytest.approx(float(wide.logprob), abs=20 / 256)
+
+
+@given(problem=losses())
+def test_tokens_without_slope_leave_no_gradient(problem):
+    hidden, head, label, field = problem
+    found = gradient(hidden, head, label, [*field[:2], torch.zeros_like(field[2])], chunk=2)
+    assert not found.hidden.any() and not found.head.any()
+
+
+def test_nothing_to_train_is_an_empty_answer():
+    empty = torch.zeros(0, 3, dtype=F64)
+    found = gradient(
+        empty, torch.ones(5, 3, dtype=F64), torch.zeros(0, dtype=torch.long), [empty[:, 0]] * 3, chunk=4
+    )
+    assert found.logprob.shape == found.entropy.shape == (0,) and found.hidden.shape == (0, 3)
+    assert not found.head.any()
+
+
+def test_a_compiled_pass_is_the_plain_one():
+    generator = torch.Generator().manual_seed(0)
+    hidden, head = (torch.randn(n, 4, generator=generator, dtype=F64) for n in (7, 11))
+    label, field = torch.arange(7), [torch.randn(7, generator=generator, dtype=F64) for _ in range(3)]
+
+    def fuse(function):
+        return torch.compile(function, fullgraph=True, backend="aot_eager")
+
+    plain, fused = (gradient(hidden, head, label, field, chunk=3, fuse=f) for f in (same, fuse))
+    assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(plain, fused))
+
+
+@pytest.mark.parametrize(
+    ("memory", "vocabulary", "dtype", "tokens"),
+    [(3e9, 248_320, torch.bfloat16, 6040), (3e9, 248_320, torch.float32, 3020), (1, 10, torch.float32, 1)],
+)
+def test_chunks_fit_the_memory_given(memory, vocabulary, dtype, tokens):
+    assert logprob.chunk_within(memory_bytes=memory, vocabulary=vocabulary, logit_dtype=dtype) == tokens
+
+
+@pytest.mark.parametrize(
+    ("memory", "vocabulary", "text"),
+    [
+        (0, 5, "memory_bytes must be positive, got 0"),
+        (math.nan, 5, "memory_bytes must be positive, got nan"),
+        (1, 0, "vocabulary must be positive, got 0"),
+    ],
+)
+def test_chunks_of_nothing_are_refused(memory, vocabulary, text):
+    with pytest.raises(ValueError, match=text):
+        logprob.chunk_within(memory_bytes=memory, vocabulary=vocabulary, logit_dtype=torch.float32)
