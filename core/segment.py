@@ -7,6 +7,8 @@ a break, which torch.unique does not.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -53,3 +55,53 @@ def segment_sum(value: PerToken, place: PerToken) -> Tensor:
 def per_segment(value: PerToken, place: PerToken) -> PerToken:
     """For every token the sum over all tokens that share its place."""
     return segment_sum(value, place)[place]
+
+
+class Moment(NamedTuple):
+    """What every token sees of the counted tokens of its segment.
+
+    Args:
+        size: how many there are.
+        mean: 0 where there is none.
+        spread: the largest minus the smallest, 0 where there is none.
+        centred: the token's own value minus the mean, 0 where it is not counted.
+        square: the sum of (centred / spread)^2; the spread is taken out so that no square vanishes.
+    """
+
+    size: PerToken
+    mean: PerToken
+    spread: PerToken
+    centred: PerToken
+    square: PerToken
+
+    def deviation(self, *, lost: int) -> PerToken:
+        """The standard deviation, sqrt(sum of squares / (size - lost)); exactly 0 where all values are equal."""
+        return self.spread * (self.square / (self.size - lost).clamp(min=1)).sqrt()
+
+
+def moment(value: PerToken, counted: PerToken, place: PerToken) -> Moment:
+    """Mean and spread of every segment over its counted tokens, the same bit for bit in any order of the tokens.
+
+    Args:
+        value: may be garbage where `counted` is False; NaN where it is True makes its segment NaN.
+        counted: bool.
+        place: of every token, from `dense`.
+    """
+    value = torch.where(counted, value, 0).to(torch.promote_types(value.dtype, torch.float32))
+    size = per_segment(counted, place)
+    empty = value.new_full(value.shape, torch.inf)
+    highest = (-empty).scatter_reduce(0, place, torch.where(counted, value, -torch.inf), "amax")[place]
+    lowest = empty.scatter_reduce(0, place, torch.where(counted, value, torch.inf), "amin")[place]
+    # Rounding may push a mean of equal values off them; the clamp puts it back.
+    mean = (_rising_sum(value, place) / size.clamp(min=1)).clamp(lowest, highest)
+    spread = torch.where(size > 0, highest - lowest, 0.0)
+    centred = torch.where(counted, value - mean, 0.0)
+    unit = centred / torch.where(spread == 0, 1.0, spread)
+    square = _rising_sum(unit.square(), place)
+    return Moment(size, torch.where(size > 0, mean, 0.0), spread, centred, square)
+
+
+def _rising_sum(value: PerToken, place: PerToken) -> PerToken:
+    """`per_segment` from the smallest value up, so that the order of the tokens does not show in the rounding."""
+    order = value.argsort()
+    return segment_sum(value[order], place[order])[place]

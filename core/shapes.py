@@ -37,6 +37,14 @@ def check_one_axis(axis: str, **tensors: Tensor) -> None:
         raise ValueError(f"{listed} must have one shape [{axis}], got {got}")
 
 
+def check_one_shape(**tensors: Tensor) -> None:
+    """Refuse tensors that do not share one shape, whatever it is."""
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    if any(shape != shapes[0] for shape in shapes):
+        *names, last = tensors
+        raise ValueError(f"{', '.join(names)} and {last} must have one shape, got {shapes}")
+
+
 def check_bool(**tensors: Tensor) -> None:
     """Refuse a mask that is not bool: ones and zeros would be indices where True and False select."""
     for name, tensor in tensors.items():
