@@ -17,26 +17,18 @@ Arithmetic is float32 at least, float64 where `logprob` is float64.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class TokenLoss(NamedTuple):
-    """What a surrogate says about every token, in the shape of `logprob`.
-
-    Args:
-        value: to be summed with the weights of `core.aggregate`; carries the gradient.
-        importance_ratio: exp(logprob - rollout_logprob), raw; 0 outside the mask and where unusable.
-        out_of_region: the trust region took this token's gradient away.
-        unusable: in the mask, but without a usable ratio.
-    """
-
-    value: Tensor
-    importance_ratio: Tensor
-    out_of_region: Tensor
-    unusable: Tensor
+from .surrogate import (
+    AnchoredToken,
+    TokenLoss,
+    anchored,
+    check_bounds,
+    check_positive,
+    check_shapes,
+    score_form,
+)
 
 
 def dppo_binary_tv(
@@ -67,12 +59,12 @@ def dppo_binary_tv(
         delta_high: how far it may rise.
         max_ratio: C, the largest coefficient; `math.inf` for none.
     """
-    _check_positive(delta_low=delta_low, delta_high=delta_high, max_ratio=max_ratio)
+    check_positive(delta_low=delta_low, delta_high=delta_high, max_ratio=max_ratio)
     token = _token(logprob, rollout_logprob, advantage, loss_mask)
-    moved = token.logprob.detach().exp() - token.rollout_logprob.exp()
+    moved = token.logprob.detach().exp() - token.anchor.exp()
     too_high = (token.advantage > 0) & (moved > delta_high)
     too_low = (token.advantage < 0) & (-moved > delta_low)
-    return _score(token, token.ratio.clamp(max=max_ratio), out_of_region=too_high | too_low)
+    return score_form(token, token.ratio.clamp(max=max_ratio), out_of_region=too_high | too_low)
 
 
 def dppo_binary_kl(
@@ -94,16 +86,16 @@ def dppo_binary_kl(
     D has no sign, so the direction is tested on its own. arXiv:2602.04879, Eq. 14. Arguments as
     `dppo_binary_tv`.
     """
-    _check_positive(delta_low=delta_low, delta_high=delta_high, max_ratio=max_ratio)
+    check_positive(delta_low=delta_low, delta_high=delta_high, max_ratio=max_ratio)
     token = _token(logprob, rollout_logprob, advantage, loss_mask)
     # A kernel may report a logprob a hair above 0; the divergence of a certain token is taken just below it.
     ceiling = -torch.finfo(token.logprob.dtype).tiny
-    log_pi, log_mu = token.logprob.detach().clamp(max=ceiling), token.rollout_logprob.clamp(max=ceiling)
+    log_pi, log_mu = token.logprob.detach().clamp(max=ceiling), token.anchor.clamp(max=ceiling)
     other_pi, other_mu = -torch.expm1(log_pi), -torch.expm1(log_mu)
     divergence = log_mu.exp() * (log_mu - log_pi) + other_mu * (other_mu.log() - other_pi.log())
     too_high = (token.advantage > 0) & (log_pi > log_mu) & (divergence > delta_high)
     too_low = (token.advantage < 0) & (log_pi < log_mu) & (divergence > delta_low)
-    return _score(token, token.ratio.clamp(max=max_ratio), out_of_region=too_high | too_low)
+    return score_form(token, token.ratio.clamp(max=max_ratio), out_of_region=too_high | too_low)
 
 
 def double_sided_importance(
@@ -122,11 +114,11 @@ def double_sided_importance(
     Blind to the sign of the advantage. arXiv:2602.15763, section 4.1.2. Bounds are absolute: the paper's
     (1 - epsilon_low, 1 + epsilon_high).
     """
-    _check_bounds(min_ratio=min_ratio, max_ratio=max_ratio)
+    check_bounds(min_ratio=min_ratio, max_ratio=max_ratio)
     token = _token(logprob, rollout_logprob, advantage, loss_mask)
     # Written so that a NaN ratio stays inside and is seen.
     outside = (token.ratio <= min_ratio) | (token.ratio >= max_ratio)
-    return _score(token, token.ratio, out_of_region=outside)
+    return score_form(token, token.ratio, out_of_region=outside)
 
 
 def importance_weighted_policy_gradient(
@@ -134,7 +126,7 @@ def importance_weighted_policy_gradient(
 ) -> TokenLoss:
     """The unbiased policy gradient from another policy's samples: coefficient = pi / mu, no trust region."""
     token = _token(logprob, rollout_logprob, advantage, loss_mask)
-    return _score(token, token.ratio, out_of_region=torch.zeros_like(token.usable))
+    return score_form(token, token.ratio, out_of_region=torch.zeros_like(token.usable))
 
 
 def cispo(
@@ -153,70 +145,15 @@ def cispo(
     arXiv:2506.13585, anchored on the sampler. Bounds are absolute, not offsets from 1; (0, C) is truncated
     importance sampling. `out_of_region` shows the clamped tokens.
     """
-    _check_bounds(min_ratio=min_ratio, max_ratio=max_ratio)
+    check_bounds(min_ratio=min_ratio, max_ratio=max_ratio)
     token = _token(logprob, rollout_logprob, advantage, loss_mask)
     weight = token.ratio.clamp(min_ratio, max_ratio)
     clamped = (token.ratio < min_ratio) | (token.ratio > max_ratio)
-    value = _score(token, weight, out_of_region=torch.zeros_like(clamped))
+    value = score_form(token, weight, out_of_region=torch.zeros_like(clamped))
     return value._replace(out_of_region=clamped & token.usable)
 
 
-class _Token(NamedTuple):
-    logprob: Tensor
-    rollout_logprob: Tensor
-    advantage: Tensor
-    ratio: Tensor
-    usable: Tensor
-    loss_mask: Tensor
-
-
-def _token(logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, loss_mask: Tensor) -> _Token:
-    """Recorded arguments made harmless outside the mask, all wide enough, and the detached ratio."""
-    _check_shapes(logprob, rollout_logprob, advantage, loss_mask)
-    dtype = torch.promote_types(logprob.dtype, torch.float32)
-    sampled = loss_mask & rollout_logprob.isfinite()
-    anchor = torch.where(sampled, rollout_logprob, 0.0).detach().to(dtype)
-    ratio = (torch.where(sampled, logprob.detach(), 0.0).to(dtype) - anchor).exp()
-    usable = sampled & ~ratio.isinf()
-    return _Token(
-        logprob=logprob.to(dtype),
-        rollout_logprob=torch.where(usable, anchor, 0.0),
-        advantage=torch.where(usable, advantage, 0.0).detach().to(dtype),
-        ratio=torch.where(usable, ratio, 0.0),
-        usable=usable,
-        loss_mask=loss_mask,
-    )
-
-
-def _score(token: _Token, coefficient: Tensor, *, out_of_region: Tensor) -> TokenLoss:
-    """-coefficient * advantage * logprob; where nothing is trained the logprob itself is replaced."""
-    outside = out_of_region & token.usable
-    coefficient = torch.where(token.usable & ~outside, coefficient, 0.0)
-    score = torch.where(token.usable & ~outside, token.logprob, 0.0)
-    return TokenLoss(
-        value=-coefficient * token.advantage * score,
-        importance_ratio=token.ratio,
-        out_of_region=outside,
-        unusable=token.loss_mask & ~token.usable,
-    )
-
-
-def _check_shapes(logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, loss_mask: Tensor) -> None:
-    if loss_mask.dtype != torch.bool:
-        raise ValueError(f"loss_mask must be bool, got {loss_mask.dtype}")
-    shapes = [tuple(x.shape) for x in (logprob, rollout_logprob, advantage, loss_mask)]
-    if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(
-            f"logprob, rollout_logprob, advantage and loss_mask must have one shape, got {shapes}"
-        )
-
-
-def _check_positive(**threshold: float) -> None:
-    for name, value in threshold.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
-
-
-def _check_bounds(*, min_ratio: float, max_ratio: float) -> None:
-    if not 0 <= min_ratio < max_ratio:
-        raise ValueError(f"min_ratio must be at least 0 and below max_ratio, got {min_ratio} and {max_ratio}")
+def _token(logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, loss_mask: Tensor) -> AnchoredToken:
+    """Anchored on the sampler, after a look at the shapes."""
+    check_shapes(logprob=logprob, rollout_logprob=rollout_logprob, advantage=advantage, loss_mask=loss_mask)
+    return anchored(logprob, rollout_logprob, advantage, loss_mask)
