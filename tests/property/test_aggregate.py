@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import pytest
@@ -253,3 +254,111 @@ def test_sequence_sum_refuses_a_length_that_is_not_positive(length):
     step = simple([[[1.0]]])
     with pytest.raises(ValueError, match=f"length must be positive, got {length}"):
         aggregate.sequence_sum_weight(step.loss_mask, step.row_id, step.group_id, length=length, dtype=F64)
+
+
+def test_sequence_sum_refuses_a_length_without_end():
+    """It would train nothing, in silence."""
+    step = simple([[[1.0]]])
+    with pytest.raises(ValueError, match="^length must be finite, got inf$"):
+        aggregate.sequence_sum_weight(
+            step.loss_mask, step.row_id, step.group_id, length=float("inf"), dtype=F64
+        )
+
+
+def test_a_length_keeps_all_its_digits():
+    """An integer count times a float would be float32."""
+    step = simple([[[1.0]]])
+    votes = aggregate.sequence_sum_weight(step.loss_mask, step.row_id, step.group_id, length=0.1, dtype=F64)
+    assert float(votes) == pytest.approx(10.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "loss_mask, row_id, group_id, text",
+    [
+        (
+            torch.ones(2),
+            torch.zeros(2).long(),
+            torch.zeros(2).long(),
+            "loss_mask must be bool, got torch.float32",
+        ),
+        (
+            torch.ones(2).bool(),
+            torch.zeros(2),
+            torch.zeros(2).long(),
+            "row_id must be an integer tensor, got torch.float32",
+        ),
+        (
+            torch.ones(2).bool(),
+            torch.zeros(2).long(),
+            torch.zeros(2),
+            "group_id must be an integer tensor, got torch.float32",
+        ),
+        (
+            torch.ones(2).bool(),
+            torch.zeros(1).long(),
+            torch.zeros(2).long(),
+            r"loss_mask, row_id and group_id must have one shape [T], got [(2,), (1,), (2,)]",
+        ),
+        (
+            torch.ones(2, 2).bool(),
+            torch.zeros(2, 2).long(),
+            torch.zeros(2, 2).long(),
+            r"loss_mask, row_id and group_id must have one shape [T], got [(2, 2), (2, 2), (2, 2)]",
+        ),
+    ],
+)
+def test_bad_input_is_refused(rule, loss_mask, row_id, group_id, text):
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        RULES[rule](loss_mask, row_id, group_id, dtype=F64)
+
+
+ROW_RULES = ("sequence", "prompt of sequence means", "sequence sum")
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_row_ids_that_start_again_in_every_group_are_refused_where_rows_count(rule):
+    """Two rows would be one. What is not live may be called anything."""
+    step = simple([[[1.0], [2.0, 2.0]], [[3.0]]])
+    again = step._replace(row_id=torch.tensor([4, 5, 5, 5]))
+    if rule in ROW_RULES:
+        with pytest.raises(ValueError, match="^row_id must name rows of one group each, got 5 in several$"):
+            weight(rule, again)
+    else:
+        assert torch.equal(weight(rule, again), weight(rule, step))
+    dead = step._replace(loss_mask=torch.tensor([True, True, True, False]))
+    assert torch.equal(weight(rule, dead._replace(row_id=again.row_id)), weight(rule, dead))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_compiles_into_one_graph(rule):
+    """No shape depends on the data."""
+    torch.compiler.reset()
+    compiled = torch.compile(RULES[rule], fullgraph=True, backend="eager")
+    for groups in ([[[1.0, None], [2.0]], [[3.0]]], [[[1.0], [None]], [[2.0], [3.0]]], [[[None]]], []):
+        step = simple(groups)
+        expected = weight(rule, step)
+        assert torch.equal(compiled(step.loss_mask, step.row_id, step.group_id, dtype=F64), expected)
+
+
+@given(step=packed_steps())
+def test_ids_may_be_of_any_integer_type(step):
+    for rule in RULES:
+        small = step._replace(row_id=step.row_id.int(), group_id=step.group_id.int())
+        assert torch.equal(weight(rule, small), weight(rule, step)), rule
+
+
+@given(step=packed_steps())
+def test_a_weight_is_finite_and_positive_at_live_tokens_and_exactly_zero_elsewhere(step):
+    for rule in RULES:
+        votes = weight(rule, step)
+        assert torch.equal(votes > 0, step.loss_mask) and votes.isfinite().all(), rule
+
+
+@given(step=packed_steps())
+def test_every_live_row_of_a_prompt_of_sequence_means_has_the_same_vote(step):
+    votes = weight("prompt of sequence means", step)
+    for group in {int(g) for g in step.group_id[step.loss_mask]}:
+        rows = {int(r) for r in step.row_id[step.loss_mask & (step.group_id == group)]}
+        shares = [float(votes[step.row_id == row].sum()) for row in rows]
+        assert shares == pytest.approx([shares[0]] * len(rows), rel=1e-12)
