@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .shapes import PerRow, PerToken
+from .shapes import PerRow, PerToken, check_bool, check_integer, check_one_axis, check_one_shape
 
 
 def next_in_row(value: PerToken, row_id: PerToken, *, fill: int | float | bool) -> PerToken:
@@ -17,18 +17,30 @@ def next_in_row(value: PerToken, row_id: PerToken, *, fill: int | float | bool) 
     Args:
         value: any per-token field.
         row_id: equal within a row, different in neighbouring rows.
+        fill: of the kind of `value`: True or False for a mask, whole for ids.
+
+    Raises:
+        ValueError: if the shapes are not one [T], row_id is not integer, or `fill` would change its value in
+            the dtype of `value`.
     """
-    if not (value.ndim == 1 and value.shape == row_id.shape):
-        raise ValueError(
-            f"value and row_id must have one shape [T], got {[tuple(value.shape), tuple(row_id.shape)]}"
-        )
-    shifted = torch.full_like(value, fill)
-    shifted[:-1] = torch.where(row_id[1:] == row_id[:-1], value[1:], shifted[:-1])
-    return shifted
+    check_one_axis("T", value=value, row_id=row_id)
+    check_integer(row_id=row_id)
+    whole = not (value.is_floating_point() or value.is_complex())
+    if (value.dtype == torch.bool and not isinstance(fill, bool)) or (whole and isinstance(fill, float)):
+        raise ValueError(f"fill must be of the kind of value, {value.dtype}, got {fill}")
+    position = torch.arange(len(row_id), device=row_id.device)
+    follows = (row_id.roll(-1) == row_id) & (position < len(row_id) - 1)
+    return torch.where(follows, value.roll(-1), torch.full_like(value, fill))
 
 
 def sampled_only(loss_mask: PerToken, policy_version: PerToken) -> PerToken:
-    """The mask without tokens that no policy sampled: prompt, observation, an end of turn that was added."""
+    """The mask without tokens that no policy sampled: prompt, observation, an end of turn that was added.
+
+    Any shape. Raises ValueError if the two differ in shape, the mask is not bool or the version not integer.
+    """
+    check_one_shape(loss_mask=loss_mask, policy_version=policy_version)
+    check_bool(loss_mask=loss_mask)
+    check_integer(policy_version=policy_version)
     return loss_mask & (policy_version >= 0)
 
 
@@ -36,12 +48,21 @@ def rows_kept(loss_mask: PerToken, row_index: PerToken, keep: PerRow) -> PerToke
     """The mask without the rows that are not kept: overlong, without a signal, of a trial that went wrong.
 
     A row is overlong by its finish reason and never by its last token: a stop token at the limit is still a
-    stop, and a row that was cut may end with any token.
+    stop, and a row that was cut may end with any token. A token whose index names no row of `keep` (padding,
+    say at -1) is not trained; it never wraps round to another row.
 
     Args:
         row_index: for every token the position of its row in `keep`.
         keep: bool per row.
+
+    Raises:
+        ValueError: if the shapes are not [T], [T] and [B], a mask is not bool, or row_index is not integer.
     """
-    if keep.dtype != torch.bool:
-        raise ValueError(f"keep must be bool, got {keep.dtype}")
-    return loss_mask & keep[row_index]
+    check_one_axis("T", loss_mask=loss_mask, row_index=row_index)
+    check_one_axis("B", keep=keep)
+    check_bool(loss_mask=loss_mask, keep=keep)
+    check_integer(row_index=row_index)
+    index = row_index.long()
+    known = (index >= 0) & (index < len(keep))
+    table = torch.cat([keep, keep.new_zeros(1)])
+    return loss_mask & table[torch.where(known, index, len(keep))]
