@@ -8,6 +8,7 @@ Memory is chunk * V in both. The vocabulary may be split over ranks (`core.shard
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .shapes import Head, Hidden, PerToken
-from .shard import Shard, label_column, label_logit, softmax_sums
+from .shard import Shard, Sums, logprob_and_entropy, softmax_sums, with_exact_label
 
 
 class TokenLogprob(NamedTuple):
@@ -24,7 +25,7 @@ class TokenLogprob(NamedTuple):
 
     Args:
         logprob: of its label; carries the gradient.
-        entropy: of the distribution, in nats; no gradient. Of a shard its part, to be added up.
+        entropy: of the distribution, in nats; no gradient.
     """
 
     logprob: PerToken
@@ -36,7 +37,7 @@ class HeadGradient(NamedTuple):
 
     Args:
         logprob: of every label, at least float32.
-        entropy: of the distribution, in nats. Of a shard its part, to be added up.
+        entropy: of the distribution, in nats.
         hidden: gradient of the hidden states, in their dtype. Of a shard its part, to be added up.
         head: gradient of the rows that are here, at least float32.
     """
@@ -95,48 +96,62 @@ def head_gradient(
     grad_hidden = torch.empty_like(hidden)
     grad_head = torch.zeros(head.shape, dtype=wide, device=head.device)
     logprob, entropy = (torch.empty(label.shape, dtype=wide, device=hidden.device) for _ in range(2))
-    fused = fuse(_logits_to_gradient)
+    sums_of, overwrite = fuse(_sums), fuse(_gradient_of_logits)
     with torch.no_grad():
         for start in range(0, len(label), chunk):
             part = slice(start, start + chunk)
             place = label[part] - shard.first_id
             logits = _product(hidden[part], head.T, logit_dtype)
-            own = label_logit(hidden[part], head, place, dtype=wide)
-            fields = [x[part] for x in field]
-            logprob[part], entropy[part] = fused(logits, own, place, fields, slope, temperature, shard)
-            gradient = logits.to(hidden.dtype)
+            sums = shard.combine(sums_of(logits, hidden[part], head, place, temperature))
+            logprob[part], entropy[part] = logprob_and_entropy(sums)
+            weight = slope(logprob[part], *(x[part] for x in field)) / temperature
+            room = logits if logit_dtype == hidden.dtype else torch.empty_like(logits, dtype=hidden.dtype)
+            gradient = overwrite(logits, room, sums.maximum + sums.total.log(), weight, temperature)
+            _set_label(gradient, place, logprob[part], weight)
             torch.mm(gradient, head, out=grad_hidden[part])
             _accumulate(grad_head, gradient.T, hidden[part])
     return HeadGradient(logprob, entropy, grad_hidden, grad_head)
 
 
-def chunk_within(*, memory_bytes: float, vocabulary: int, logit_dtype: torch.dtype) -> int:
-    """The most tokens whose logits fit into so much memory; at least 1."""
+def chunk_within(
+    *, memory_bytes: float, vocabulary: int, logit_dtype: torch.dtype, hidden_dtype: torch.dtype
+) -> int:
+    """The most tokens whose logits and their gradient fit into so much memory; at least 1.
+
+    One overwrites the other where they have one dtype.
+    """
     if not memory_bytes > 0:
         raise ValueError(f"memory_bytes must be positive, got {memory_bytes}")
     if vocabulary < 1:
         raise ValueError(f"vocabulary must be positive, got {vocabulary}")
-    return max(1, int(memory_bytes // (vocabulary * logit_dtype.itemsize)))
+    size = logit_dtype.itemsize + (0 if logit_dtype == hidden_dtype else hidden_dtype.itemsize)
+    return max(1, int(memory_bytes // (vocabulary * size)))
 
 
-def _logits_to_gradient(
-    logits: Tensor,
-    own: PerToken,
-    place: PerToken,
-    field: Sequence[PerToken],
-    slope: Callable[..., PerToken],
-    temperature: float,
-    shard: Shard,
-) -> tuple[PerToken, PerToken]:
-    """Overwrites a chunk's logits by the gradient of the loss; returns logprob and entropy."""
-    scaled, sums = softmax_sums(logits, own, place, temperature=temperature, shard=shard)
-    log_total = sums.maximum + sums.total.log()
-    logprob = sums.target - log_total
-    weight = slope(logprob, *field) / temperature
-    log_share = scaled - log_total[:, None]
-    share = log_share.exp()
-    logits.copy_(torch.where(label_column(logits, place), 1 - share, -share) * weight[:, None])
-    return logprob, -(share * log_share).sum(1)
+def _sums(logits: Tensor, hidden: Tensor, head: Tensor, place: Tensor, temperature: float) -> Sums:
+    """Of this shard, with the label's own logit in the wide dtype."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    column = place.clamp(0, logits.shape[1] - 1)
+    rounded = logits.gather(1, column[:, None]).squeeze(1).to(wide)
+    exact = (hidden.to(wide) * head[column].to(wide)).sum(1)
+    plain = softmax_sums(logits, temperature=temperature, dtype=wide)
+    return with_exact_label(plain, rounded / temperature, exact / temperature, column == place)
+
+
+def _gradient_of_logits(
+    logits: Tensor, room: Tensor, log_total: Tensor, weight: Tensor, temperature: float
+) -> Tensor:
+    """-weight * softmax into `room`, which may be `logits` itself; the label's own column is still to be set."""
+    scale = 1 / math.log(2)
+    log_share = logits.to(log_total.dtype) * (scale / temperature) - (log_total * scale)[:, None]
+    return room.copy_(log_share.exp2() * -weight[:, None])
+
+
+def _set_label(gradient: Tensor, place: Tensor, logprob: Tensor, weight: Tensor) -> None:
+    """weight * (1 - share) in the label's column, where this shard holds it."""
+    column = place.clamp(0, gradient.shape[1] - 1)[:, None]
+    own = (-torch.expm1(logprob) * weight).to(gradient.dtype)[:, None]
+    gradient.scatter_(1, column, torch.where(column == place[:, None], own, gradient.gather(1, column)))
 
 
 class _ChunkedLogprob(torch.autograd.Function):
@@ -150,13 +165,10 @@ class _ChunkedLogprob(torch.autograd.Function):
             part = slice(start, start + chunk)
             place = label[part] - shard.first_id
             logits = _product(hidden[part], head.T, wide)
-            own = label_logit(hidden[part], head, place, dtype=wide)
-            scaled, sums = softmax_sums(logits, own, place, temperature=temperature, shard=shard)
+            sums = shard.combine(_sums(logits, hidden[part], head, place, temperature))
+            logprob[part], entropy[part] = logprob_and_entropy(sums)
             log_total[part] = sums.maximum + sums.total.log()
-            logprob[part] = sums.target - log_total[part]
-            log_share = scaled - log_total[part, None]
-            entropy[part] = -(log_share.exp() * log_share).sum(1)
-        ctx.save_for_backward(hidden, head, label, log_total)
+        ctx.save_for_backward(hidden, head, label, log_total, logprob)
         ctx.temperature, ctx.chunk, ctx.first_id = temperature, chunk, shard.first_id
         ctx.mark_non_differentiable(entropy)
         return logprob, entropy
@@ -165,17 +177,18 @@ class _ChunkedLogprob(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """d logprob / d logits = onehot(label) - softmax; sums over tokens are kept in the wide dtype."""
-        hidden, head, label, log_total = ctx.saved_tensors
+        hidden, head, label, log_total, logprob = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros(head.shape, dtype=log_total.dtype, device=head.device)
         for start in range(0, len(label), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             logits = _product(hidden[part], head.T, log_total.dtype)
-            share = (logits / ctx.temperature - log_total[part, None]).exp()
-            here = label_column(logits, label[part] - ctx.first_id)
-            gradient = torch.where(here, 1 - share, -share) * (grads[0][part, None] / ctx.temperature)
-            grad_hidden[part] = _product(gradient.to(hidden.dtype), head, hidden.dtype)
-            _accumulate(grad_head, gradient.to(hidden.dtype).T, hidden[part])
+            weight = grads[0][part] / ctx.temperature
+            gradient = _gradient_of_logits(logits, logits, log_total[part], weight, ctx.temperature)
+            _set_label(gradient, label[part] - ctx.first_id, logprob[part], weight)
+            gradient = gradient.to(hidden.dtype)
+            grad_hidden[part] = _product(gradient, head, hidden.dtype)
+            _accumulate(grad_head, gradient.T, hidden[part])
         return grad_hidden, grad_head.to(head.dtype), None, None, None, None
 
 

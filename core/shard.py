@@ -5,26 +5,29 @@ The caller brings the reduction, so there is no collective in here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .shapes import Head, Hidden, PerToken
+from .shapes import PerToken
 
 
 class Sums(NamedTuple):
     """What a softmax needs to know about its logits z, per token.
 
     Args:
-        maximum: max z.
+        maximum: about max z: any number that keeps the others in range.
         total: sum of exp(z - maximum).
+        weighted: sum of exp(z - maximum) * (z - maximum).
         target: z of the label; 0 in a shard that does not hold it.
     """
 
     maximum: PerToken
     total: PerToken
+    weighted: PerToken
     target: PerToken
 
 
@@ -42,9 +45,8 @@ class Shard(NamedTuple):
 
 def combine_sums(parts: Sequence[Sums]) -> Sums:
     """The sums over all shards from those of each."""
-    maximum = torch.stack([part.maximum for part in parts]).amax(0)
-    total = torch.stack([part.total * (part.maximum - maximum).exp() for part in parts]).sum(0)
-    return Sums(maximum, total, torch.stack([part.target for part in parts]).sum(0))
+    stacked = Sums(*(torch.stack(column) for column in zip(*parts)))
+    return Sums(*_combined(stacked.maximum, stacked.total, stacked.weighted, dim=0), stacked.target.sum(0))
 
 
 def _all_here(sums: Sums) -> Sums:
@@ -55,33 +57,57 @@ WHOLE = Shard(first_id=0, combine=_all_here)
 """The whole vocabulary in one place."""
 
 
-def label_logit(hidden: Hidden, head: Head, place: PerToken, *, dtype: torch.dtype) -> PerToken:
-    """The label's own logit in a wide dtype; anything where another shard holds it.
+def logprob_and_entropy(sums: Sums) -> tuple[PerToken, PerToken]:
+    """Of the label, and of the whole distribution in nats, from the sums over all shards."""
+    spread = sums.total.log()
+    return (sums.target - sums.maximum - spread).clamp(max=0), spread - sums.weighted / sums.total
+
+
+def softmax_sums(logits: Tensor, *, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Maximum, total and weighted of `[T, V]` logits over the temperature, as in `Sums`.
+
+    Each logit is read once: in blocks that a compiler can hold in registers, whose sums are then combined.
+    """
+    scaled = (logits.to(dtype) * (1 / (temperature * math.log(2)))).unflatten(
+        1, (-1, _block(logits.shape[1]))
+    )
+    maximum = scaled.amax(2)
+    below = scaled - maximum[:, :, None]
+    share = below.exp2()
+    maximum, total, weighted = _combined(
+        maximum * math.log(2), share.sum(2), (share * below).sum(2) * math.log(2), dim=1
+    )
+    return maximum, total, weighted
+
+
+def with_exact_label(
+    sums: tuple[Tensor, Tensor, Tensor], rounded: PerToken, exact: PerToken, held: PerToken
+) -> Sums:
+    """The sums with the label's logit as it is, in the place of the one that its dtype rounded.
 
     Args:
-        place: row of the label in `head`, outside of it where another shard has it.
+        rounded, exact: the label's logit over the temperature.
+        held: whether this shard has the label.
     """
-    row = head[place.clamp(0, head.shape[0] - 1)]
-    return (hidden.to(dtype) * row.to(dtype)).sum(1)
+    maximum, total, weighted = sums
+    new, old = exact - maximum, rounded - maximum
+    return Sums(
+        maximum=maximum,
+        total=torch.where(held, total + (new.exp() - old.exp()), total),
+        weighted=torch.where(held, weighted + (new * new.exp() - old * old.exp()), weighted),
+        target=torch.where(held, exact, 0.0),
+    )
 
 
-def label_column(logits: Tensor, place: PerToken) -> Tensor:
-    """True where a column of `[T, V]` is the label's."""
-    return torch.arange(logits.shape[1], device=logits.device) == place[:, None]
+def _combined(maximum: Tensor, total: Tensor, weighted: Tensor, *, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sums of parts, each relative to its own maximum, brought to one maximum and added up."""
+    highest = maximum.amax(dim)
+    below = maximum - highest.unsqueeze(dim)
+    share = below.exp()
+    return highest, (total * share).sum(dim), ((weighted + total * below) * share).sum(dim)
 
 
-def softmax_sums(
-    logits: Tensor, label: PerToken, place: PerToken, *, temperature: float, shard: Shard
-) -> tuple[Tensor, Sums]:
-    """Logits over the temperature, in the dtype of `label`, and the sums over all shards.
-
-    Args:
-        logits: of one chunk, in any dtype.
-        label: the label's own logit, which replaces the one in `logits`.
-        place: column of the label.
-    """
-    scaled = torch.where(label_column(logits, place), label[:, None], logits.to(label.dtype)) / temperature
-    maximum = scaled.amax(1)
-    held = (place >= 0) & (place < logits.shape[1])
-    target = torch.where(held, label / temperature, 0.0)
-    return scaled, shard.combine(Sums(maximum, (scaled - maximum[:, None]).exp().sum(1), target))
+def _block(vocabulary: int) -> int:
+    """The largest power of two up to 1024 that divides the vocabulary, or all of it if that is below 32."""
+    power = math.gcd(vocabulary, 1024)
+    return power if power >= 32 else vocabulary

@@ -241,7 +241,7 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole(problem, cuts, chunk):
         head, cuts, lambda rows, shard: gradient(hidden, rows, label, field, chunk=chunk, shard=shard)
     )
     assert all(torch.allclose(part.logprob, whole.logprob, rtol=1e-9, atol=1e-11) for part in parts)
-    assert torch.allclose(sum(part.entropy for part in parts), whole.entropy, rtol=1e-9, atol=1e-11)
+    assert all(torch.allclose(part.entropy, whole.entropy, rtol=1e-9, atol=1e-11) for part in parts)
     assert torch.allclose(sum(part.hidden for part in parts), whole.hidden, rtol=1e-9, atol=1e-11)
     assert torch.allclose(torch.cat([part.head for part in parts]), whole.head, rtol=1e-9, atol=1e-11)
 
@@ -258,7 +258,7 @@ def test_a_differentiable_logprob_in_shards_adds_up_to_the_whole(problem, cuts, 
 
     whole, parts = run(head, WHOLE), in_shards(head, cuts, run)
     assert all(torch.allclose(part[0], whole[0], rtol=1e-9, atol=1e-11) for part in parts)
-    assert torch.allclose(sum(part[1] for part in parts), whole[1], rtol=1e-9, atol=1e-11)
+    assert all(torch.allclose(part[1], whole[1], rtol=1e-9, atol=1e-11) for part in parts)
     assert torch.allclose(sum(part[2] for part in parts), whole[2], rtol=1e-9, atol=1e-11)
     assert torch.allclose(torch.cat([part[3] for part in parts]), whole[3], rtol=1e-9, atol=1e-11)
 
@@ -270,7 +270,7 @@ def test_the_label_is_exact_although_the_logits_are_bfloat16():
     field = [torch.zeros(1), torch.ones(1), torch.ones(1)]
     told = gradient(hidden, head, torch.tensor([0]), field, chunk=1, dtype=torch.bfloat16)
     assert told.logprob.dtype == told.head.dtype == torch.float32 and told.hidden.dtype == torch.bfloat16
-    assert float(told.logprob) == 0
+    assert float(told.logprob) == pytest.approx(0, abs=1e-7)
     wide = gradient(hidden, head, torch.tensor([1]), field, chunk=1, dtype=torch.float32)
     half = gradient(hidden, head, torch.tensor([1]), field, chunk=1, dtype=torch.bfloat16)
     assert float(wide.logprob) == pytest.approx(-40.05, abs=2e-3)
@@ -307,10 +307,13 @@ def test_a_compiled_pass_is_the_plain_one():
 
 @pytest.mark.parametrize(
     ("memory", "vocabulary", "dtype", "tokens"),
-    [(3e9, 248_320, torch.bfloat16, 6040), (3e9, 248_320, torch.float32, 3020), (1, 10, torch.float32, 1)],
+    [(3e9, 248_320, torch.bfloat16, 6040), (3e9, 248_320, torch.float32, 2013), (1, 10, torch.float32, 1)],
 )
 def test_chunks_fit_the_memory_given(memory, vocabulary, dtype, tokens):
-    assert logprob.chunk_within(memory_bytes=memory, vocabulary=vocabulary, logit_dtype=dtype) == tokens
+    found = logprob.chunk_within(
+        memory_bytes=memory, vocabulary=vocabulary, logit_dtype=dtype, hidden_dtype=torch.bfloat16
+    )
+    assert found == tokens
 
 
 @pytest.mark.parametrize(
@@ -323,4 +326,6 @@ def test_chunks_fit_the_memory_given(memory, vocabulary, dtype, tokens):
 )
 def test_chunks_of_nothing_are_refused(memory, vocabulary, text):
     with pytest.raises(ValueError, match=text):
-        logprob.chunk_within(memory_bytes=memory, vocabulary=vocabulary, logit_dtype=torch.float32)
+        logprob.chunk_within(
+            memory_bytes=memory, vocabulary=vocabulary, logit_dtype=torch.float32, hidden_dtype=torch.float32
+        )
