@@ -1,7 +1,8 @@
 """What all surrogates share: the result of every token, the token made safe to compute with, and the score form.
 
-The score form is `value = slope * logprob` with a detached `slope = -coefficient * advantage`. Its gradient is that
-of the ratio form `-ratio * advantage`, and a cap on the coefficient caps the gradient instead of cutting it off.
+The score form is `value = slope * logprob` with a detached `slope = -coefficient * advantage`. Its gradient is
+that of the ratio form `-ratio * advantage`, and a cap on the coefficient caps the gradient instead of cutting
+it off.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .shapes import check_bool, check_one_shape
 
 
 class TokenLoss(NamedTuple):
@@ -53,25 +56,25 @@ class AnchoredToken(NamedTuple):
 
 def anchored(logprob: Tensor, anchor: Tensor, advantage: Tensor, loss_mask: Tensor) -> AnchoredToken:
     """Recorded arguments made harmless outside the mask, all wide enough, and the detached ratio."""
-    ratio, usable = detached_ratio(logprob, anchor, loss_mask)
+    log_ratio, usable = detached_log_ratio(logprob, anchor, loss_mask)
     return AnchoredToken(
-        logprob=logprob.to(ratio.dtype),
-        anchor=torch.where(usable, anchor, 0.0).detach().to(ratio.dtype),
-        advantage=torch.where(usable, advantage, 0.0).detach().to(ratio.dtype),
-        ratio=ratio,
+        logprob=logprob.to(log_ratio.dtype),
+        anchor=torch.where(usable, anchor, 0.0).detach().to(log_ratio.dtype),
+        advantage=torch.where(usable, advantage, 0.0).detach().to(log_ratio.dtype),
+        ratio=torch.where(usable, log_ratio.exp(), 0.0),
         usable=usable,
         loss_mask=loss_mask,
     )
 
 
-def detached_ratio(logprob: Tensor, anchor: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(logprob - anchor) and where it is usable; 0 elsewhere. A NaN logprob stays in it and is seen."""
+def detached_log_ratio(logprob: Tensor, anchor: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """logprob - anchor, and where it is usable; 0 elsewhere. A NaN logprob stays in it and is seen."""
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     sampled = loss_mask & anchor.isfinite()
     below = torch.where(sampled, anchor, 0.0).detach().to(dtype)
-    ratio = (torch.where(sampled, logprob.detach(), 0.0).to(dtype) - below).exp()
-    usable = sampled & ~ratio.isinf()
-    return torch.where(usable, ratio, 0.0), usable
+    log_ratio = torch.where(sampled, logprob.detach(), 0.0).to(dtype) - below
+    usable = sampled & ~log_ratio.exp().isinf()
+    return torch.where(usable, log_ratio, 0.0), usable
 
 
 def score_form(token: AnchoredToken, coefficient: Tensor, *, out_of_region: Tensor) -> TokenLoss:
@@ -92,11 +95,8 @@ def score_form(token: AnchoredToken, coefficient: Tensor, *, out_of_region: Tens
 
 def check_shapes(*, loss_mask: Tensor, **others: Tensor) -> None:
     """Refuse a mask that is not bool and arguments that do not have one shape."""
-    if loss_mask.dtype != torch.bool:
-        raise ValueError(f"loss_mask must be bool, got {loss_mask.dtype}")
-    shapes = [tuple(x.shape) for x in (*others.values(), loss_mask)]
-    if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(f"{', '.join(others)} and loss_mask must have one shape, got {shapes}")
+    check_bool(loss_mask=loss_mask)
+    check_one_shape(**others, loss_mask=loss_mask)
 
 
 def check_positive(**threshold: float) -> None:
