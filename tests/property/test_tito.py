@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,8 @@ from core import tito
 
 E, N, S, O, A, U = 100, 101, 102, 103, 104, 105  # end, newline, start, observation, assistant, user  # noqa: E741
 TEXT = st.lists(st.integers(0, 50), max_size=4)
+EQUALLY_LONG = "token_ids, logprob and policy_version must be equally long"
+COLUMNS = ("token_ids", "loss_mask", "rollout_logprob", "policy_version")
 
 
 def complete(row, ids, *, finish="stop", version=0):
@@ -25,8 +26,8 @@ def mask_of(row):
 
 def check(row):
     """What holds of every row at any time."""
-    per_token = [getattr(row, f.name) for f in fields(row) if f.name != "finish_reason"]
-    assert {len(field) for field in per_token} == {len(row)}
+    assert {len(getattr(row, name)) for name in COLUMNS} == {len(row)}
+    assert all(len(span) for span in row.spans)
     for live, logprob, version in zip(row.loss_mask, row.rollout_logprob, row.policy_version):
         assert (version >= 0) == live
         assert math.isfinite(logprob) and (live or logprob == 0.0)
@@ -61,19 +62,30 @@ def test_every_field_has_one_entry_per_token_after_any_move(history):
 @given(history=histories())
 def test_a_ledger_only_grows(history):
     for before, after in zip(history, history[1:]):
-        for field in fields(before):
-            if field.name != "finish_reason":
-                assert getattr(after, field.name)[: len(before)] == getattr(before, field.name)
+        for name in COLUMNS:
+            assert getattr(after, name)[: len(before)] == getattr(before, name)
+
+
+@given(history=histories())
+def test_a_move_copies_none_of_the_tokens_that_were_there(history):
+    """So it costs what it adds, and a row that is kept from before still reads as it did."""
+    then = [(len(row), *(getattr(row, name) for name in COLUMNS)) for row in history]
+    for before, after in zip(history, history[1:]):
+        assert all(old is new for old, new in zip(before.spans, after.spans))
+        assert len(after.spans) - len(before.spans) == (len(after) > len(before))
+    assert then == [(len(row), *(getattr(row, name) for name in COLUMNS)) for row in history]
 
 
 @given(history=histories(), length=st.integers(0, 20))
 def test_truncation_cuts_all_fields_together(history, length):
-    row = tito.truncate(history[-1], length)
+    """G32."""
+    whole = history[-1]
+    row = tito.truncate(whole, length)
     check(row)
-    assert len(row) == min(length, len(history[-1]))
-    assert row.token_ids == history[-1].token_ids[:length]
-    assert row.policy_version == history[-1].policy_version[:length]
-    assert row.finish_reason == (history[-1].finish_reason if length >= len(history[-1]) else "length")
+    assert len(row) == min(length, len(whole))
+    for name in COLUMNS:
+        assert getattr(row, name) == getattr(whole, name)[:length]
+    assert row.finish_reason == (whole.finish_reason if length >= len(whole) else "length")
 
 
 @given(history=histories())
@@ -89,14 +101,11 @@ def test_sampled_runs_cover_exactly_the_sampled_tokens(history):
 
 @pytest.mark.parametrize("mask, lengths", [("1100111", [2, 3]), ("01010", [1, 1]), ("000", [])])
 def test_turns_are_runs_of_the_mask(mask, lengths):
-    live = tuple(c == "1" for c in mask)
-    row = tito.Ledger(
-        token_ids=tuple(range(len(mask))),
-        loss_mask=live,
-        rollout_logprob=(0.0,) * len(mask),
-        policy_version=tuple(0 if x else -1 for x in live),
-        finish_reason="stop",
-    )
+    spans = [
+        tito.Span((i,), (-0.5,), (0,)) if c == "1" else tito.Span((i,), (), ()) for i, c in enumerate(mask)
+    ]
+    row = tito.Ledger(spans=tuple(spans), finish_reason="stop")
+    assert mask_of(row) == mask
     assert [b - a for a, b in tito.sampled_runs(row)] == lengths
 
 
@@ -197,7 +206,7 @@ def test_chunks_of_one_turn_keep_their_own_versions():
 def test_only_a_completed_turn_is_followed_by_an_observation(finish):
     row = tito.open_ledger([1])
     row = complete(row, [5], finish=finish) if finish else row
-    with pytest.raises(ValueError, match=f"an observation must follow a completed turn, got '{finish}'"):
+    with pytest.raises(ValueError, match=f"^an observation must follow a completed turn, got '{finish}'$"):
         tito.append_observation(row, [3])
 
 
@@ -288,6 +297,174 @@ def test_under_glm_no_observation_token_is_lost_or_doubled(turns):
     assert row.token_ids == (*render(seen), A)
 
 
+# Deltas
+
+SMALL = st.lists(st.integers(0, 2), max_size=5)
+
+
+@given(prefix=SMALL, new=SMALL, stop=st.sets(st.integers(0, 2)), last=st.integers(0, 2), gap=SMALL)
+def test_a_delta_is_what_follows_the_stop_token_in_the_rendering(prefix, new, stop, last, gap):
+    """Whatever the template: the delta ends the rendering, and the token before it is the row's last one."""
+    full = prefix + new
+    delta = tito.observation_delta(prefix, full, stop_ids=stop, last_token=last, separator=gap)
+    after_the_turn = prefix[-len(gap) - 1 :] == [last, *gap]
+    opens_the_next = new[:1] == [last]
+    assert (delta is None) is (last not in stop or not (after_the_turn or opens_the_next))
+    if delta is not None:
+        at = len(full) - len(delta)
+        assert full[at:] == list(delta) and full[at - 1] == last
+        assert at == (len(prefix) - len(gap) if after_the_turn else len(prefix) + 1)
+
+
+@given(prefix=SMALL, full=SMALL, last=st.integers(0, 2))
+def test_a_rendering_that_does_not_extend_the_first_has_no_delta(prefix, full, last):
+    delta = tito.observation_delta(prefix, full, stop_ids={0, 1, 2}, last_token=last, separator=())
+    assert delta is None or full[: len(prefix)] == prefix
+
+
+PAIRS = st.lists(
+    st.sampled_from(
+        [
+            ([1, E, N], [1, E, N, 7]),
+            ([5, 1, E, N], [5, 1, E, N, 7]),
+            ([1, E, N], [1, E, N, 8]),
+            ([1, E, N], [2, E, N, 7]),
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(pairs=PAIRS, data=st.data())
+def test_short_conversations_speak_for_a_long_one_only_where_all_agree(pairs, data):
+    found = {tito.observation_delta(a, b, stop_ids={E}, last_token=E, separator=(N,)) for a, b in pairs}
+    shuffled = data.draw(st.permutations(pairs))
+    agreed = tito.agreed_delta(shuffled, stop_ids={E}, last_token=E, separator=(N,))
+    assert agreed == (found.pop() if len(found) == 1 else None)
+
+
+def test_a_template_that_drops_reasoning_is_caught_by_the_stub_that_reasons():
+    """Without reasoning a new user turn looks harmless; 6 is what the template drops."""
+    plain, reasoned = ([1, 2, E], [1, 2, E, 7]), ([1, 6, 2, E], [1, 2, E, 7])
+    accepted = tito.agreed_delta([plain], stop_ids={E}, last_token=E, separator=())
+    assert accepted == (7,)
+    assert tito.agreed_delta([plain, reasoned], stop_ids={E}, last_token=E, separator=()) is None
+
+
+def test_stop_tokens_separator_and_last_token_reach_the_proof():
+    pair = ([1, E, N], [1, E, N, 7])
+    assert tito.agreed_delta([pair], stop_ids={E}, last_token=E, separator=(N,)) == (N, 7)
+    assert tito.agreed_delta([pair], stop_ids={O}, last_token=E, separator=(N,)) is None
+    assert tito.agreed_delta([pair], stop_ids={E, O}, last_token=O, separator=(N,)) is None
+    assert tito.agreed_delta([pair], stop_ids={E}, last_token=E, separator=()) is None
+    with pytest.raises(ValueError, match="^renderings must not be empty$"):
+        tito.agreed_delta([], stop_ids={E}, last_token=E, separator=())
+
+
+# Once
+
+
+def tagged(row, count, tag, *, finish):
+    """A completion whose logprobs name it: no two sampled tokens of a trajectory are the same sample."""
+    names = [-(tag * 10.0 + i) - 1 for i in range(count)]
+    return tito.append_completion(row, [7] * count, names, [0] * count, finish_reason=finish), names
+
+
+@given(data=st.data())
+def test_each_sampled_token_of_a_conversation_is_trained_exactly_once(data):
+    """Prompts that extend, rewrite, cut or repeat the past, and turns that end in any way."""
+    rows, said = (), []
+    for tag in range(data.draw(st.integers(1, 5))):
+        past = list(rows[-1].token_ids) if rows else [1]
+        prompt = data.draw(st.sampled_from([past, [*past, 3], past[:-1] or [1], [2, *past], past[::-1]]))
+        rows = tito.continue_rows(rows, prompt)
+        assert rows[-1].token_ids == tuple(prompt)
+        row, names = tagged(
+            rows[-1],
+            data.draw(st.integers(0, 3)),
+            tag,
+            finish=data.draw(st.sampled_from(["stop", "stop", "length"])),
+        )
+        rows, said = (*rows[:-1], row), said + names
+    assert sorted(trained(rows)) == sorted(said)
+    assert tito.trained_once(rows) == rows
+
+
+def trained(rows):
+    return [lp for row in rows for lp, live in zip(row.rollout_logprob, row.loss_mask) if live]
+
+
+@st.composite
+def branches(draw):
+    """Rows that grew from each other: any row may be gone on with more than once, from any of its states."""
+    states, said = [tito.open_ledger([1, 2])], []
+    ends = []
+    for tag in range(draw(st.integers(1, 6))):
+        row = draw(st.sampled_from(states))
+        if row.finish_reason == "stop":
+            row = tito.append_observation(row, draw(st.lists(st.integers(3, 4), max_size=2)))
+        elif row.finish_reason == "length":
+            row = tito.append_observation(tito.close(row, [9]), [3])
+        finish = draw(st.sampled_from(["stop", "length", "abort"]))
+        row, names = tagged(row, draw(st.integers(0, 3)), tag, finish=finish)
+        states.append(row)
+        ends.append(row)
+        said += names
+    return tuple(ends), said
+
+
+@given(grown=branches())
+def test_each_sampled_token_of_branches_is_trained_exactly_once(grown):
+    rows, said = grown
+    once = tito.trained_once(rows)
+    assert sorted(trained(once)) == sorted(said)
+    assert tito.trained_once(once) == once
+    assert once[0] == rows[0]
+
+
+@given(grown=branches())
+def test_training_once_only_takes_tokens_out_of_the_mask(grown):
+    rows, _ = grown
+    once = tito.trained_once(rows)
+    for before, after in zip(rows, once, strict=True):
+        check(after)
+        assert after.token_ids == before.token_ids and after.finish_reason == before.finish_reason
+        for t, live in enumerate(after.loss_mask):
+            assert not live or before.loss_mask[t]
+            assert not live or after.rollout_logprob[t] == before.rollout_logprob[t]
+            assert not live or after.policy_version[t] == before.policy_version[t]
+
+
+def test_the_row_that_was_there_first_trains_what_two_share():
+    start = tito.append_observation(complete(tito.open_ledger([1]), [5, 2]), [3])
+    left, right = complete(start, [6, 2]), complete(start, [7, 8, 2])
+    once = tito.trained_once((left, right, left))
+    assert [mask_of(row) for row in once] == ["011011", "0000111", "000000"]
+    assert [row.token_ids for row in once] == [left.token_ids, right.token_ids, left.token_ids]
+    assert once[2].spans == tuple(tito.Span(span.token_ids, (), ()) for span in left.spans)
+    assert tito.trained_once(()) == ()
+
+
+def test_what_two_rows_share_ends_at_the_first_token_that_differs():
+    """Also inside a completion, and also where only the logprob or the version tells two samples apart."""
+    row = tito.append_completion(tito.open_ledger([1]), [5, 6], [-0.5, -0.25], [3, 3], finish_reason="stop")
+    others = [
+        ([5, 7], [-0.5, -0.25], [3, 3]),
+        ([5, 6], [-0.5, -0.125], [3, 3]),
+        ([5, 6], [-0.5, -0.25], [3, 4]),
+    ]
+    for ids, logprob, version in others:
+        other = tito.append_completion(tito.open_ledger([1]), ids, logprob, version, finish_reason="stop")
+        assert [mask_of(r) for r in tito.trained_once((row, other))] == ["011", "001"]
+    longer = tito.append_observation(row, [4])
+    assert [mask_of(r) for r in tito.trained_once((row, longer))] == ["011", "0000"]
+    assert [mask_of(r) for r in tito.trained_once((longer, row))] == ["0110", "000"]
+    # a later row may share most with any earlier one
+    far = complete(tito.open_ledger([9]), [2])
+    assert [mask_of(r) for r in tito.trained_once((far, row, far, row))] == ["01", "011", "00", "000"]
+
+
 @given(out=TEXT, extra=TEXT)
 def test_inputs_are_untouched(out, extra):
     prompt, ids, logprob, version = [1, 2], [*out, 2], [-1.0] * (len(out) + 1), [0] * (len(out) + 1)
@@ -301,25 +478,36 @@ def test_inputs_are_untouched(out, extra):
     "ids, logprob, version, finish, text",
     [
         ([5], [-1.0], [0], "eos", "finish_reason must be one of stop, length, abort, got 'eos'"),
-        ([5], [], [0], "stop", "must be equally long, got 1, 0 and 1"),
-        ([5], [-1.0], [], "stop", "must be equally long, got 1, 1 and 0"),
+        ([5], [], [0], "stop", f"{EQUALLY_LONG}, got 1, 0 and 1"),
+        ([5], [-1.0], [], "stop", f"{EQUALLY_LONG}, got 1, 1 and 0"),
         ([5], [math.nan], [0], "stop", "logprob of a sampled token must be finite, got nan"),
         ([5], [-math.inf], [0], "stop", "logprob of a sampled token must be finite, got -inf"),
+        ([5, 6], [-1.0, math.inf], [0, 0], "stop", "logprob of a sampled token must be finite, got inf"),
+        ([-7], [-1.0], [0], "stop", "token_ids must not be negative, got -7"),
+        (
+            [5, 6],
+            [-1.0, -1.0],
+            [1, -2],
+            "stop",
+            "policy_version of a sampled token must not be negative, got -2",
+        ),
         ([5], [-1.0], [-1], "stop", "policy_version of a sampled token must not be negative, got -1"),
     ],
 )
 def test_a_completion_with_incomplete_records_is_refused(ids, logprob, version, finish, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
         tito.append_completion(tito.open_ledger([1]), ids, logprob, version, finish_reason=finish)
 
 
 def test_moves_out_of_turn_are_refused():
     done = complete(tito.open_ledger([1]), [2])
-    with pytest.raises(ValueError, match="must follow a prompt or an aborted chunk, got one after 'stop'"):
+    with pytest.raises(
+        ValueError, match="^a completion must follow a prompt or an aborted chunk, got one after 'stop'$"
+    ):
         complete(done, [3])
-    with pytest.raises(ValueError, match="only a turn cut by length or abort can be closed, got 'stop'"):
+    with pytest.raises(ValueError, match="^only a turn cut by length or abort can be closed, got 'stop'$"):
         tito.close(done, [2])
-    with pytest.raises(ValueError, match="prompt_ids must not be empty"):
+    with pytest.raises(ValueError, match="^prompt_ids must not be empty$"):
         tito.open_ledger([])
-    with pytest.raises(ValueError, match="length must not be negative, got -1"):
+    with pytest.raises(ValueError, match="^length must not be negative, got -1$"):
         tito.truncate(done, -1)
