@@ -8,7 +8,6 @@ Memory is chunk * V in both. The vocabulary may be split over ranks (`core.shard
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .shapes import Head, Hidden, PerToken
-from .shard import Shard, Sums, logprob_and_entropy, softmax_sums, with_exact_label
+from .shard import (
+    Shard,
+    Sums,
+    logprob_and_entropy,
+    overwrite_by_gradient,
+    set_label_gradient,
+    shard_sums,
+    softmax_gradient,
+)
 
 
 class TokenLogprob(NamedTuple):
@@ -94,22 +101,23 @@ def head_gradient(
     _check(hidden, head, label, temperature, chunk)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     grad_hidden = torch.empty_like(hidden)
-    grad_head = torch.zeros(head.shape, dtype=wide, device=head.device)
+    grad_head = (torch.empty if len(label) else torch.zeros)(head.shape, dtype=wide, device=head.device)
     logprob, entropy = (torch.empty(label.shape, dtype=wide, device=hidden.device) for _ in range(2))
-    sums_of, overwrite = fuse(_sums), fuse(_gradient_of_logits)
+    space = hidden.new_empty((min(chunk, len(label)), head.shape[0]), dtype=logit_dtype)
+    sum_up, tell = fuse(shard_sums), fuse(_logprob_and_weight)
+    write = fuse(overwrite_by_gradient if logit_dtype == hidden.dtype else softmax_gradient)
     with torch.no_grad():
         for start in range(0, len(label), chunk):
             part = slice(start, start + chunk)
             place = label[part] - shard.first_id
-            logits = _product(hidden[part], head.T, logit_dtype)
-            sums = shard.combine(sums_of(logits, hidden[part], head, place, temperature))
-            logprob[part], entropy[part] = logprob_and_entropy(sums)
-            weight = slope(logprob[part], *(x[part] for x in field)) / temperature
-            room = logits if logit_dtype == hidden.dtype else torch.empty_like(logits, dtype=hidden.dtype)
-            gradient = overwrite(logits, room, sums.maximum + sums.total.log(), weight, temperature)
-            _set_label(gradient, place, logprob[part], weight)
+            logits = _product(hidden[part], head.T, out=space[: len(place)])
+            sums = shard.combine(sum_up(logits, hidden[part], head, place, temperature))
+            logprob[part], entropy[part], weight = tell(sums, [x[part] for x in field], slope, temperature)
+            gradient = write(logits, sums.maximum, sums.total, weight, temperature, hidden.dtype)
+            set_label_gradient(gradient, place, logprob[part], weight)
             torch.mm(gradient, head, out=grad_hidden[part])
-            _accumulate(grad_head, gradient.T, hidden[part])
+            _accumulate(grad_head, gradient.T, hidden[part], fresh=start == 0)
+            del gradient  # Or the next chunk's would stand beside it.
     return HeadGradient(logprob, entropy, grad_hidden, grad_head)
 
 
@@ -128,30 +136,11 @@ def chunk_within(
     return max(1, int(memory_bytes // (vocabulary * size)))
 
 
-def _sums(logits: Tensor, hidden: Tensor, head: Tensor, place: Tensor, temperature: float) -> Sums:
-    """Of this shard, with the label's own logit in the wide dtype."""
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    column = place.clamp(0, logits.shape[1] - 1)
-    rounded = logits.gather(1, column[:, None]).squeeze(1).to(wide)
-    exact = (hidden.to(wide) * head[column].to(wide)).sum(1)
-    plain = softmax_sums(logits, temperature=temperature, dtype=wide)
-    return with_exact_label(plain, rounded / temperature, exact / temperature, column == place)
-
-
-def _gradient_of_logits(
-    logits: Tensor, room: Tensor, log_total: Tensor, weight: Tensor, temperature: float
-) -> Tensor:
-    """-weight * softmax into `room`, which may be `logits` itself; the label's own column is still to be set."""
-    scale = 1 / math.log(2)
-    log_share = logits.to(log_total.dtype) * (scale / temperature) - (log_total * scale)[:, None]
-    return room.copy_(log_share.exp2() * -weight[:, None])
-
-
-def _set_label(gradient: Tensor, place: Tensor, logprob: Tensor, weight: Tensor) -> None:
-    """weight * (1 - share) in the label's column, where this shard holds it."""
-    column = place.clamp(0, gradient.shape[1] - 1)[:, None]
-    own = (-torch.expm1(logprob) * weight).to(gradient.dtype)[:, None]
-    gradient.scatter_(1, column, torch.where(column == place[:, None], own, gradient.gather(1, column)))
+def _logprob_and_weight(
+    sums: Sums, field: Sequence[Tensor], slope: Callable[..., Tensor], temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    logprob, entropy = logprob_and_entropy(sums)
+    return logprob, entropy, slope(logprob, *field) / temperature
 
 
 class _ChunkedLogprob(torch.autograd.Function):
@@ -160,15 +149,16 @@ class _ChunkedLogprob(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Tensor, label: Tensor, temperature: float, chunk: int, shard: Shard
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        logprob, entropy, log_total = (label.new_empty(label.shape, dtype=wide) for _ in range(3))
+        logprob, entropy, maximum, total = (label.new_empty(label.shape, dtype=wide) for _ in range(4))
+        space = hidden.new_empty((min(chunk, len(label)), head.shape[0]), dtype=wide)
         for start in range(0, len(label), chunk):
             part = slice(start, start + chunk)
             place = label[part] - shard.first_id
-            logits = _product(hidden[part], head.T, wide)
-            sums = shard.combine(_sums(logits, hidden[part], head, place, temperature))
+            logits = _product(hidden[part], head.T, out=space[: len(place)])
+            sums = shard.combine(shard_sums(logits, hidden[part], head, place, temperature))
             logprob[part], entropy[part] = logprob_and_entropy(sums)
-            log_total[part] = sums.maximum + sums.total.log()
-        ctx.save_for_backward(hidden, head, label, log_total, logprob)
+            maximum[part], total[part] = sums.maximum, sums.total
+        ctx.save_for_backward(hidden, head, label, logprob, maximum, total)
         ctx.temperature, ctx.chunk, ctx.first_id = temperature, chunk, shard.first_id
         ctx.mark_non_differentiable(entropy)
         return logprob, entropy
@@ -177,37 +167,41 @@ class _ChunkedLogprob(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """d logprob / d logits = onehot(label) - softmax; sums over tokens are kept in the wide dtype."""
-        hidden, head, label, log_total, logprob = ctx.saved_tensors
+        hidden, head, label, logprob, maximum, total = ctx.saved_tensors
+        wide = total.dtype
         grad_hidden = torch.empty_like(hidden)
-        grad_head = torch.zeros(head.shape, dtype=log_total.dtype, device=head.device)
+        grad_head = (torch.empty if len(label) else torch.zeros)(head.shape, dtype=wide, device=head.device)
+        space = hidden.new_empty((min(ctx.chunk, len(label)), head.shape[0]), dtype=wide)
         for start in range(0, len(label), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits = _product(hidden[part], head.T, log_total.dtype)
             weight = grads[0][part] / ctx.temperature
-            gradient = _gradient_of_logits(logits, logits, log_total[part], weight, ctx.temperature)
-            _set_label(gradient, label[part] - ctx.first_id, logprob[part], weight)
-            gradient = gradient.to(hidden.dtype)
-            grad_hidden[part] = _product(gradient, head, hidden.dtype)
-            _accumulate(grad_head, gradient.T, hidden[part])
+            logits = _product(hidden[part], head.T, out=space[: len(weight)])
+            gradient = softmax_gradient(
+                logits, maximum[part], total[part], weight, ctx.temperature, hidden.dtype
+            )
+            set_label_gradient(gradient, label[part] - ctx.first_id, logprob[part], weight)
+            torch.mm(gradient, head, out=grad_hidden[part])
+            _accumulate(grad_head, gradient.T, hidden[part], fresh=start == 0)
         return grad_hidden, grad_head.to(head.dtype), None, None, None, None
 
 
-def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b, summed in float32 at least and rounded to `dtype` once."""
-    if a.dtype == dtype:
-        return a @ b
+def _product(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
+    """a @ b into `out`, summed in float32 at least and rounded to the dtype of `out` once."""
+    if a.dtype == out.dtype:
+        return torch.mm(a, b, out=out)
     if a.is_cuda:
-        return torch.mm(a, b, out_dtype=dtype)
+        return torch.mm(a, b, out_dtype=out.dtype, out=out)
     wide = torch.promote_types(a.dtype, torch.float32)
-    return (a.to(wide) @ b.to(wide)).to(dtype)
+    return out.copy_(a.to(wide) @ b.to(wide))
 
 
-def _accumulate(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, in the dtype of `total`."""
+def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
+    """total += a @ b in the dtype of `total`, or total = a @ b."""
+    beta = 0 if fresh else 1
     if a.dtype != total.dtype and a.is_cuda:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        torch.addmm(total, a, b, beta=beta, out_dtype=total.dtype, out=total)
     else:
-        total.addmm_(a.to(total.dtype), b.to(total.dtype))
+        total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)
 
 
 def _check(hidden: Hidden, head: Head, label: PerToken, temperature: float, chunk: int) -> None:

@@ -1,4 +1,4 @@
-"""A softmax over a vocabulary that may lie in several places: what each shard must tell the others.
+"""A softmax over a vocabulary that may lie in several places: its sums, its gradient, and what shards must share.
 
 The caller brings the reduction, so there is no collective in here.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,54 @@ def logprob_and_entropy(sums: Sums) -> tuple[PerToken, PerToken]:
     return (sums.target - sums.maximum - spread).clamp(max=0), spread - sums.weighted / sums.total
 
 
-def softmax_sums(logits: Tensor, *, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def shard_sums(logits: Tensor, hidden: Tensor, head: Tensor, place: Tensor, temperature: float) -> Sums:
+    """The sums of this shard, with the label's own logit in a wide dtype whatever that of the others.
+
+    Args:
+        logits: `[T, V]` of the shard, not yet over the temperature.
+        hidden, head: what they were made from.
+        place: row of the label in `head`, outside of it where another shard has it.
+    """
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    column = place.clamp(0, logits.shape[1] - 1)
+    rounded = logits.gather(1, column[:, None]).squeeze(1).to(wide)
+    exact = (hidden.to(wide) * head[column].to(wide)).sum(1)
+    plain = _softmax_sums(logits, temperature=temperature, dtype=wide)
+    return _with_exact_label(plain, rounded / temperature, exact / temperature, column == place)
+
+
+def softmax_gradient(
+    logits: Tensor,
+    maximum: Tensor,
+    total: Tensor,
+    weight: Tensor,
+    temperature: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """-weight * softmax, `[T, V]`; the label's own column is still to be set.
+
+    Args:
+        maximum, total: over all shards.
+        weight: slope over temperature.
+    """
+    scale = 1 / math.log(2)
+    log_share = logits.to(total.dtype) * (scale / temperature) - (maximum * scale + total.log2())[:, None]
+    return (log_share.exp2() * -weight[:, None]).to(dtype)
+
+
+def overwrite_by_gradient(logits: Tensor, *facts: Any) -> Tensor:
+    """`softmax_gradient` in the place of the logits."""
+    return logits.copy_(softmax_gradient(logits, *facts))
+
+
+def set_label_gradient(gradient: Tensor, place: Tensor, logprob: Tensor, weight: Tensor) -> None:
+    """weight * (1 - share) in the label's column, where this shard holds it."""
+    column = place.clamp(0, gradient.shape[1] - 1)[:, None]
+    own = (-torch.expm1(logprob) * weight).to(gradient.dtype)[:, None]
+    gradient.scatter_(1, column, torch.where(column == place[:, None], own, gradient.gather(1, column)))
+
+
+def _softmax_sums(logits: Tensor, *, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Maximum, total and weighted of `[T, V]` logits over the temperature, as in `Sums`.
 
     Each logit is read once: in blocks that a compiler can hold in registers, whose sums are then combined.
@@ -80,7 +127,7 @@ def softmax_sums(logits: Tensor, *, temperature: float, dtype: torch.dtype) -> t
     return maximum, total, weighted
 
 
-def with_exact_label(
+def _with_exact_label(
     sums: tuple[Tensor, Tensor, Tensor], rounded: PerToken, exact: PerToken, held: PerToken
 ) -> Sums:
     """The sums with the label's logit as it is, in the place of the one that its dtype rounded.
