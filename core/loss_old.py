@@ -120,11 +120,12 @@ def decoupled_ppo(
         advantage=advantage,
         loss_mask=loss_mask,
     )
+    old = old.to(torch.promote_types(logprob.dtype, torch.float32))
     log_weight, known = detached_log_ratio(old, rollout_logprob, loss_mask & old.isfinite())
     _, known = detached_log_ratio(logprob, rollout_logprob, known)
     token = anchored(logprob, old, advantage, known)._replace(loss_mask=loss_mask)
     outside = _beyond(token.ratio, token.advantage, epsilon_low, epsilon_high)
-    weight = log_weight.exp().clamp(max=max_weight).to(token.ratio.dtype)
+    weight = log_weight.exp().clamp(max=max_weight)
     return score_form(token, weight * token.ratio, out_of_region=outside)
 
 
