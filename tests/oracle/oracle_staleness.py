@@ -1,0 +1,28 @@
+"""Versions and capacity, by starting groups one at a time and by counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def admission_capacity(
+    version: int, accepted: int, running: int, batch_groups: int, max_staleness: int, max_running: int
+) -> int:
+    """Start groups until one more would break a bound."""
+    started = 0
+    while running + started < max_running and (
+        accepted + running + started < (max_staleness + version + 1) * batch_groups
+    ):
+        started += 1
+    return started
+
+
+def staleness(policy_version: Sequence[int], version: int) -> int:
+    """How often the oldest sampled token's version must be counted up."""
+    sampled = [one for one in policy_version if one >= 0]
+    oldest, age = sampled[0], 0
+    for one in sampled:
+        oldest = one if one < oldest else oldest
+    while oldest + age < version:
+        age += 1
+    return age
