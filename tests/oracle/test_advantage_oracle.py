@@ -10,6 +10,7 @@ import pytest
 from comparing import assert_same, flags, numbers, places
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from core.advantage import (
     GroupAdvantage,
@@ -59,7 +60,7 @@ def decidable(table: Table, tolerance: float) -> bool:
     return True
 
 
-def tensors(table: Table) -> tuple:
+def tensors(table: Table) -> tuple[Tensor, Tensor, Tensor]:
     """The table as a function takes it."""
     return numbers(table[0]), flags(table[1]), places(table[2])
 

@@ -30,7 +30,7 @@ from core.loss import (
     dppo_binary_tv,
     importance_weighted_policy_gradient,
 )
-from core.surrogate import anchored, detached_ratio
+from core.surrogate import anchored, detached_log_ratio
 
 Columns = tuple[list[float], list[float], list[float], list[bool]]
 """logprob, rollout_logprob, advantage, loss_mask"""
@@ -119,9 +119,9 @@ def test_anchored_is_harmless_where_not_usable_and_the_arguments_where_usable(ba
 
 
 @given(tokens())
-def test_detached_ratio_is_the_exponential_of_the_difference_where_usable(batch: Columns) -> None:
+def test_detached_log_ratio_is_the_exponential_of_the_difference_where_usable(batch: Columns) -> None:
     logprob, rollout_logprob, advantage, loss_mask = batch
-    ratio, usable = detached_ratio(
+    ratio, usable = detached_log_ratio(
         numbers(logprob).requires_grad_(True), numbers(rollout_logprob), flags(loss_mask)
     )
     plain = oracle.surrogate(logprob, rollout_logprob, advantage, loss_mask, oracle.policy_gradient())
