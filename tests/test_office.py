@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from system.harness.chat import Chat, ToolCall, call_text, function_schema
 from system.harness.office import NUDGE, Episode, Limits, OfficeAgent
 from system.tools.server import build_server
 
-CHAT = Chat(Path(__file__).resolve().parent.parent / "policies" / "clerk")
+CLERK = Path(__file__).resolve().parent.parent / "policies" / "clerk"
+CHAT = Chat(CLERK)
 LIST = call_text(ToolCall("list_files", {}))
 
 
@@ -158,3 +160,23 @@ def test_limits_are_told_apart(world):
 def test_a_request_the_engine_gave_up_is_an_error_and_no_answer(world):
     with pytest.raises((EngineError, ExceptionGroup)):
         play(ScriptedPolicy("x", reason="abort"), world)
+
+
+def test_a_template_that_rewrites_the_past_begins_a_new_row_each_time(world, tmp_path, monkeypatch):
+    """It numbers its turns from the end. Each request is still the row so far, and each token is trained once."""
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    for name in ("tokenizer.json", "generation_config.json"):
+        (folder / name).symlink_to(CLERK / name)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ messages | length - loop.index }} {{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>{% endif %}"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "CHAT", Chat(folder))
+    policy = ScriptedPolicy(LIST, LIST, "done")
+    episode = play(policy, world)
+    assert episode.answer == "done" and len(episode.rows) == 3
+    assert [turn.row for turn in episode.turns] == [0, 1, 2]
+    for request, row, ids in zip(policy.requests, episode.rows, policy.says, strict=True):
+        ((start, end),) = sampled_runs(row)
+        assert row.token_ids[:start] == tuple(request.token_ids) and row.token_ids[start:end] == tuple(ids)

@@ -1,6 +1,7 @@
 """Text and token ids of a policy folder: the chat template rendered to ids, completions decoded and parsed."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,10 +9,21 @@ from jinja2 import Environment
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from core.tito import agreed_delta
+
 Message = dict[str, Any]
 
 # Contents stand in the rendered template as private-use characters, and are encoded apart from it (see `render`).
 FIRST_SLOT = 0xE000
+
+# The short conversations that speak for every other one (see `Chat.observation`). They reason, because a template that
+# drops reasoning later on can be caught only where there is some.
+REASONED: Message = {"role": "assistant", "content": "-", "reasoning_content": "-"}
+USER: Message = {"role": "user", "content": "-"}
+STUBS: list[list[Message]] = [
+    [USER, REASONED],
+    [{"role": "system", "content": "-"}, USER, REASONED, {"role": "tool", "content": "-"}, REASONED],
+]
 
 
 class ToolCall(NamedTuple):
@@ -51,11 +63,8 @@ class Chat:
         self.template = environment.from_string((folder / "chat_template.jinja").read_text())
         eos = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
         self.stop_ids: list[int] = list(eos) if isinstance(eos, list) else [eos]
-        before, _ = self.observation([])
-        last_stop = max(
-            (place for place, i in enumerate(before) if i in self.stop_ids), default=len(before) - 1
-        )
-        self.separator = before[last_stop + 1 :]
+        self.separator = self._after_stop()
+        self.proved: dict[tuple[str, int], tuple[int, ...] | None] = {}
 
     def render(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, *, add_generation_prompt: bool
@@ -65,24 +74,69 @@ class Chat:
         The template sees a placeholder for each content, and the contents are encoded by a tokenizer that has no
         added tokens. A template that rewrites content (strips it, say) therefore does not get to.
         """
-        slots = [{**m, "content": chr(FIRST_SLOT + i)} for i, m in enumerate(messages)]
-        text = self.template.render(messages=slots, tools=tools, add_generation_prompt=add_generation_prompt)
+        laid_out = self._laid_out([], messages, tools, add_generation_prompt=add_generation_prompt)
+        return self._filled(laid_out, messages)
+
+    def observation(self, messages: list[Message], last_token: int) -> tuple[int, ...] | None:
+        """Ids that `messages` and the next prompt add to a row ending with `last_token`; None where that is not proved.
+
+        The proof is about the template alone, so it is made once for messages of one shape: the two short
+        conversations of `STUBS` are rendered without and with them, contents as placeholders. Each call then encodes
+        the contents, and nothing that was there before.
+        """
+        shape = json.dumps([{**message, "content": None} for message in messages])
+        if (shape, last_token) not in self.proved:
+            renderings = [
+                (
+                    self._laid_out(stub, [], None, add_generation_prompt=False),
+                    self._laid_out(stub, messages, None, add_generation_prompt=True),
+                )
+                for stub in STUBS
+            ]
+            self.proved[shape, last_token] = agreed_delta(
+                renderings, stop_ids=self.stop_ids, last_token=last_token, separator=self.separator
+            )
+        delta = self.proved[shape, last_token]
+        return None if delta is None else tuple(self._filled(delta, messages))
+
+    def _laid_out(
+        self,
+        stub: list[Message],
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """Ids of the rendered stub and messages, where -1 - i stands for the content of message i."""
+        slots = [{**message, "content": chr(FIRST_SLOT + i)} for i, message in enumerate(messages)]
+        text = self.template.render(
+            messages=[*stub, *slots], tools=tools, add_generation_prompt=add_generation_prompt
+        )
         ids: list[int] = []
         start = 0
         for place, char in enumerate(text):
             if 0 <= ord(char) - FIRST_SLOT < len(messages):
                 ids += self.tokenizer.encode(text[start:place], add_special_tokens=False).ids
-                message = messages[ord(char) - FIRST_SLOT]
-                own = self.tokenizer if message["role"] == "assistant" else self.plain_tokenizer
-                ids += own.encode(message["content"], add_special_tokens=False).ids
+                ids.append(FIRST_SLOT - ord(char) - 1)
                 start = place + 1
         return ids + self.tokenizer.encode(text[start:], add_special_tokens=False).ids
 
-    def observation(self, messages: list[Message]) -> tuple[list[int], list[int]]:
-        """A short fixed conversation without and with `messages` after it: what they add is the observation."""
-        base: list[Message] = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-"}]
-        before = self.render(base, None, add_generation_prompt=False)
-        return before, self.render([*base, *messages], None, add_generation_prompt=True)
+    def _filled(self, laid_out: Sequence[int], messages: list[Message]) -> list[int]:
+        ids: list[int] = []
+        for i in laid_out:
+            ids += [i] if i >= 0 else self._content(messages[-1 - i])
+        return ids
+
+    def _content(self, message: Message) -> list[int]:
+        own = self.tokenizer if message["role"] == "assistant" else self.plain_tokenizer
+        return own.encode(message["content"], add_special_tokens=False).ids
+
+    def _after_stop(self) -> list[int]:
+        """What the template writes between the stop token of an assistant's turn and the next turn."""
+        laid_out = self._laid_out([], [USER, REASONED], None, add_generation_prompt=False)
+        tail = laid_out[laid_out.index(-2) + 1 :]
+        stops = [place for place, i in enumerate(tail) if i in self.stop_ids]
+        return tail[stops[0] + 1 :] if stops else []
 
     def completion(self, text: str) -> list[int]:
         """Ids of a completion that nobody sampled: of a demonstration, closed by the stop token."""

@@ -1,7 +1,8 @@
 """The office agent: an agent loop on token ids over MCP tools.
 
 What the policy sampled is never re-tokenised: a completion is appended as ids, a tool result as the ids that the chat
-template adds for it. Completions that cannot be read are answered, and retried at most twice in a trial.
+template adds for it, or in a new row where the template rewrites what was before. Completions that cannot be read are
+answered, and retried at most twice in a trial.
 """
 
 import time
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 from core.budget import cut_text, should_nudge, tokens_to_ask
 from core.outcome import Outcome
-from core.tito import Ledger, append_completion, append_observation, observation_delta, open_ledger
+from core.tito import Ledger, append_completion, append_observation, continue_rows, open_ledger
 from system.engine import Engine, EngineError, GenerateRequest
 from system.harness.chat import Chat, Message, parse_completion
 
@@ -109,7 +110,7 @@ class OfficeAgent:
                 repairs += 1
                 result, error, name, arguments = f"error: {parsed.error}", True, "", {}
             last = episode.turns[-1]
-            result = self._observe(episode, result)
+            result = self._observe(episode, result, tools)
             episode.turns[-1] = Turn(
                 request_id=last.request_id,
                 row=last.row,
@@ -179,30 +180,38 @@ class OfficeAgent:
             return None
         return self.chat.decode(completion.token_ids)
 
-    def _observe(self, episode: Episode, result: str) -> str:
+    def _observe(self, episode: Episode, result: str, tools: list[dict[str, Any]]) -> str:
         """Appends a tool's answer, cut and with the one reminder if it is due; returns the text that was shown."""
         limits = self.limits
         text = cut_text(result, limit=limits.result_characters, marker="\n[... cut ...]\n")
-        row = episode.rows[-1]
-        delta = observation_ids(self.chat, text, row.token_ids[-1])
-        used = len(row) + len(delta)
+        rows = self._observed(episode, text, tools)
         if limits.nudge_ratio > 0 and should_nudge(
-            window=limits.context, used=used, ratio=limits.nudge_ratio, already_nudged=episode.nudged
+            window=limits.context,
+            used=len(rows[-1]),
+            ratio=limits.nudge_ratio,
+            already_nudged=episode.nudged,
         ):
             episode.nudged = True
             text = f"{text}\n{NUDGE}"
-            delta = observation_ids(self.chat, text, row.token_ids[-1])
+            rows = self._observed(episode, text, tools)
         episode.messages.append({"role": "tool", "content": text})
-        episode.rows = (*episode.rows[:-1], append_observation(row, delta))
+        episode.rows = rows
         return text
+
+    def _observed(self, episode: Episode, text: str, tools: list[dict[str, Any]]) -> tuple[Ledger, ...]:
+        """The rows with a tool's answer: the last one longer, or one more where the template rewrites the past."""
+        answer: Message = {"role": "tool", "content": text}
+        row = episode.rows[-1]
+        delta = self.chat.observation([answer], row.last_token)
+        if delta is None:
+            prompt = self.chat.render([*episode.messages, answer], tools, add_generation_prompt=True)
+            return continue_rows(episode.rows, prompt)
+        return (*episode.rows[:-1], append_observation(row, delta))
 
 
 def observation_ids(chat: Chat, text: str, last_token: int) -> tuple[int, ...]:
     """What a tool's answer adds to a row that ends with the stop token `last_token`, next prompt included."""
-    before, after = chat.observation([{"role": "tool", "content": text}])
-    delta = observation_delta(
-        before, after, stop_ids=chat.stop_ids, last_token=last_token, separator=chat.separator
-    )
+    delta = chat.observation([{"role": "tool", "content": text}], last_token)
     if delta is None:
         raise ValueError("chat template must only append when a tool result follows, got another rendering")
     return delta

@@ -86,6 +86,7 @@ def test_truncation_cuts_all_fields_together(history, length):
     for name in COLUMNS:
         assert getattr(row, name) == getattr(whole, name)[:length]
     assert row.finish_reason == (whole.finish_reason if length >= len(whole) else "length")
+    assert tito.truncate(whole, len(whole)) == whole
 
 
 @given(history=histories())
@@ -421,6 +422,8 @@ def test_each_sampled_token_of_branches_is_trained_exactly_once(grown):
     assert sorted(trained(once)) == sorted(said)
     assert tito.trained_once(once) == once
     assert once[0] == rows[0]
+    alone = tito.Ledger(spans=(tito.Span((5,), (-0.5,), (0,)),), finish_reason="stop")
+    assert tito.trained_once((alone,)) == (alone,)
 
 
 @given(grown=branches())
