@@ -1,8 +1,8 @@
 """Score centering: the weighted policy gradient minus its own expectation under the sampler.
 
-Where sampler q and trainer p differ, the score no longer has mean 0 under q: a constant advantage moves the weights,
-and through weight sync the drift feeds itself. Importance weights undo that, a cap on them brings part of it back.
-Here that mean is subtracted, from the sampler's most likely tokens and one assumption about the rest.
+Where sampler q and trainer p differ, the score no longer has mean 0 under q: a constant advantage moves the
+weights, and through weight sync the drift feeds itself. Importance weights undo that, a cap on them brings part of
+it back. Here that mean is subtracted, from the sampler's most likely tokens and one assumption about the rest.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ def score_centering(
         value = -A (min(p/q, C) log p  -  sum over the head of (min(p, C q) - a p) log p)
         rho = (1 - sum q) / (1 - sum p) over the head,    a = min(C rho, 1)
 
-    Coefficients are detached. Outside the head, q = rho p is assumed. Without a cap the sum is exactly 0 and this is
-    `core.loss.importance_weighted_policy_gradient`; the smaller C, the more of the drift is for the head to undo.
-    Both sides must speak of one distribution: that of the sampler's temperature and filter. arXiv:2609.20807.
+    Coefficients are detached. Outside the head, q = rho p is assumed. Without a cap the sum is exactly 0 and this
+    is `core.loss.importance_weighted_policy_gradient`; the smaller C, the more of the drift is for the head to
+    undo. Both sides must speak of one distribution: that of the sampler's temperature and filter.
+    arXiv:2609.20807.
 
     Any leading shape `[...]`; the head has one axis more. A head token in the mask whose `head_rollout_logprob` is
     not finite is not in the head. Otherwise the three rules of `core.loss`, NaN in `head_logprob` included.

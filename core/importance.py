@@ -3,9 +3,9 @@
 For losses anchored on `old_logprob`, whose ratio pi / pi_old says nothing about who sampled. Both logprobs are
 recorded numbers, so a weight has no gradient; it is 0 where `loss_mask` is False, and nothing is read there.
 
-A token in the mask with a logprob that is not finite, or whose ratio overflows, has no usable ratio: its weight is
-0, never 1. In a row it is left out, and the other tokens of the row decide. `core.mismatch` counts such tokens.
-A weight of 0 drops its token, which keeps its place in the denominators.
+A token in the mask with a logprob that is not finite, or whose ratio overflows, has no usable ratio: its weight
+is 0, never 1. In a row it is left out, and the other tokens of the row decide. `core.mismatch` counts logprobs
+that are not finite. A weight of 0 drops its token, which keeps its place in the denominators.
 
 Arithmetic is float32 at least, float64 where `old_logprob` is float64.
 """

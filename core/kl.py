@@ -1,7 +1,7 @@
 """Per-token estimates of KL(pi || reference) from sampled tokens, as penalties to be minimised.
 
-All estimate the same number, d = log pi - log pi_ref being the log ratio of the sampled token, but as losses they
-pull differently: the derivative of an estimate is not an estimate of the derivative.
+All estimate the same number, d = log pi - log pi_ref being the log ratio of the sampled token, but as losses
+they pull differently: the derivative of an estimate is not an estimate of the derivative.
 
     estimate       value             d value / d logprob      expected gradient, tokens sampled from pi
     k1             d                 1                        0: it does nothing
@@ -10,13 +10,13 @@ pull differently: the derivative of an estimate is not an estimate of the deriva
     weighted k3    r k3              r d                      that of KL(pi || reference), sampled from mu
 
 arXiv:2506.09477. This is the divergence of each token's distribution given its prefix: what a token does to the
-prefixes after it is not in the gradient. Every function works token by token on any leading shape. Weigh the result
-as the loss is weighed.
+prefixes after it is not in the gradient. Every function works token by token on any leading shape. Weigh the
+result as the loss is weighed.
 
-Where `loss_mask` is False nothing is read, and value and gradient are exactly 0. A token in the mask with a recorded
-logprob that is not finite, or a ratio in its value that overflows, is dropped: 0, never clamped to some largest
-penalty. `core.mismatch` counts logprobs that are not finite. A NaN in `logprob` inside the mask comes out as NaN.
-Only `logprob` has a gradient. Arithmetic is float32 at least, float64 where `logprob` is float64.
+Where `loss_mask` is False nothing is read, and value and gradient are exactly 0. A token in the mask with a
+recorded logprob that is not finite, or a ratio in its value that overflows, is dropped: 0, never clamped to some
+largest penalty. `core.mismatch` counts logprobs that are not finite. A NaN in `logprob` inside the mask comes out
+as NaN. Only `logprob` has a gradient. Arithmetic is float32 at least, float64 where `logprob` is float64.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .surrogate import check_shapes, detached_log_ratio
 
 
 def k1(logprob: Tensor, reference_logprob: Tensor, loss_mask: Tensor) -> Tensor:
-    """The log ratio d: unbiased, of either sign. For reports and rewards; as a loss its gradient is noise around 0.
+    """The log ratio d: unbiased, of either sign. For reports and rewards; as a loss it pulls at random.
 
     Args:
         logprob: log pi of the sampled token under the weights being trained.

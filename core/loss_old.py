@@ -1,8 +1,8 @@
 """Per-token surrogates that need an old policy: the ratio is against the trainer's own forward before the step.
 
-Score form and the three rules of `core.loss`, with `old_logprob` in the place of `rollout_logprob`: not finite, or
-so low that the ratio overflows, it drops its token. Never give these the sampler's logprobs under that name: a run
-without old logprobs has None, and None is refused. Correct for the sampler with `core.importance`.
+Score form and the three rules of `core.loss`, with `old_logprob` in the place of `rollout_logprob`: not finite,
+or so low that the ratio overflows, it drops its token. Never give these the sampler's logprobs under that name: a
+run without old logprobs has None, and None is refused. Correct for the sampler with `core.importance`.
 
 Ties: a ratio exactly at a bound is inside.
 """

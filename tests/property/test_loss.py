@@ -95,6 +95,22 @@ def test_value_is_the_score_form(batch):
 
 
 @given(batch=token_batches())
+def test_slope_is_the_gradient_and_has_none(batch):
+    """What a backward pass needs that never builds the value."""
+    for rule in RULES:
+        result, grad = run(rule, batch)
+        assert torch.equal(result.slope, grad) and not result.slope.requires_grad
+        assert torch.equal(result.value, result.slope * batch.logprob)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_nan_advantage_is_never_out_of_region(rule):
+    result, grad = run(rule, tokens([-9.0, -0.1], [-0.1, -9.0], [math.nan, math.nan]))
+    assert result.value.isnan().all() and result.slope.isnan().all() and grad.isnan().all()
+    assert rule == "cispo" or not result.out_of_region.any()
+
+
+@given(batch=token_batches())
 def test_score_form_and_ratio_form_have_one_gradient(batch):
     for rule in ["tv", "kl", "glm", "policy gradient"]:
         result, grad = run(rule, batch)
@@ -194,6 +210,14 @@ def test_arithmetic_is_float32_at_least(rule):
         result = RULES[rule](*tokens([-1.0], [-1.25], [1.0], dtype=given_dtype))
         assert result.value.dtype == got and result.importance_ratio.dtype == got
         assert float(result.importance_ratio) == pytest.approx(math.exp(0.25), rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bfloat16_gives_what_its_values_give_in_float32(rule):
+    narrow = tokens([-1.0, -2.03, -0.4], [-1.25, -2.0, -0.9], [1.0, -1.0, 0.3], dtype=torch.bfloat16)
+    wide = [field.float() for field in narrow[:3]]
+    for ours, theirs in zip(RULES[rule](*narrow), RULES[rule](*wide, narrow.loss_mask)):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -431,10 +455,10 @@ def test_bounds_must_be_ordered(low, high):
             rule(*batch, low=low, high=high)
 
 
-def test_a_rule_compiles_without_a_graph_break():
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_compiles_without_a_graph_break(rule):
     """No data-dependent shape, no look at a value: it fits into anybody's compiled step."""
-    compiled = torch.compile(loss.dppo_binary_tv, fullgraph=True, backend="eager")
+    compiled = torch.compile(RULES[rule], fullgraph=True, backend="eager")
     batch = tokens([-1.0, -0.5], [-1.1, -2.0], [1.0, -1.0], [True, False])
-    knobs = {"delta_low": 0.15, "delta_high": 0.15, "max_ratio": 5.0}
-    for ours, theirs in zip(compiled(*batch, **knobs), loss.dppo_binary_tv(*batch, **knobs)):
+    for ours, theirs in zip(compiled(*batch), RULES[rule](*batch)):
         assert torch.equal(ours, theirs)
