@@ -58,7 +58,7 @@ class Chat:
         plain["added_tokens"], plain["post_processor"] = [], None
         self.plain_tokenizer = Tokenizer.from_str(json.dumps(plain))
         environment: Environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+        environment.filters["tojson"] = lambda value, **o: json.dumps(value, **{"ensure_ascii": False, **o})
         environment.globals["raise_exception"] = _refuse
         self.template = environment.from_string((folder / "chat_template.jinja").read_text())
         eos = json.loads((folder / "generation_config.json").read_text())["eos_token_id"]
