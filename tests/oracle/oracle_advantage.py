@@ -59,6 +59,22 @@ def group_standard(
     return advantages(reward, valid, group_id, tolerance, of_group)
 
 
+def batch_standard(
+    reward: Sequence[float], valid: Sequence[bool], group_id: Sequence[int], tolerance: float, epsilon: float
+) -> Answer:
+    """(R - mean of the group) / (std + epsilon), std of all valid rewards with n - 1."""
+    everything = [r for r, v in zip(reward, valid) if v and math.isfinite(r)]
+    if len(everything) < 2:
+        return [0.0] * len(reward), [False] * len(reward)
+    mean = mean_of(everything)
+    deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in everything) / (len(everything) - 1))
+
+    def of_group(rewards: list[float]) -> list[float]:
+        return [(r - mean_of(rewards)) / (deviation + epsilon) for r in rewards]
+
+    return advantages(reward, valid, group_id, tolerance, of_group)
+
+
 def leave_one_out(
     reward: Sequence[float], valid: Sequence[bool], group_id: Sequence[int], tolerance: float
 ) -> Answer:
@@ -108,3 +124,16 @@ def whitened(value: Sequence[float], loss_mask: Sequence[bool], epsilon: float) 
     mean = mean_of(inside)
     deviation = math.sqrt(math.fsum((x - mean) ** 2 for x in inside) / len(inside))
     return [(x - mean) / (deviation + epsilon) if m else 0.0 for x, m in zip(value, loss_mask)]
+
+
+def whitened_per_group(
+    value: Sequence[float], loss_mask: Sequence[bool], group_id: Sequence[int], epsilon: float
+) -> list[float]:
+    """The same with every group by itself."""
+    result = [0.0] * len(value)
+    for group in set(group_id):
+        members = [i for i, one in enumerate(group_id) if one == group]
+        part = whitened([value[i] for i in members], [loss_mask[i] for i in members], epsilon)
+        for i, x in zip(members, part):
+            result[i] = x
+    return result

@@ -7,18 +7,21 @@ from collections.abc import Callable, Sequence
 
 import oracle_advantage as oracle
 import pytest
-from comparing import assert_same, flags, numbers, places
+from comparing import assert_same, flags, junk, numbers, places
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from core.advantage import (
     GroupAdvantage,
+    batch_standard_advantage,
     group_mean_advantage,
     group_standard_advantage,
     leave_one_out_advantage,
     max_likelihood_advantage,
     token_advantage,
+    whitened,
+    whitened_per_group,
     zero_variance,
 )
 
@@ -86,6 +89,45 @@ def test_group_standard_advantage_is_what_the_loop_over_groups_gives(
     advantage, signal = oracle.group_standard(*table, tolerance, epsilon)
     assert_same(found.has_signal, signal, what="has_signal")
     assert_same(found.advantage, advantage, what="advantage")
+
+
+@given(rollouts(), tolerances, st.sampled_from([1e-8, 1e-6, 0.1]))
+def test_batch_standard_advantage_is_what_the_loop_over_groups_gives(
+    table: Table, tolerance: float, epsilon: float
+) -> None:
+    assume(decidable(table, tolerance))
+    assume(all(spread(table, group) == 0 or spread(table, group) > 1e-5 for group in table[2]))
+    found = batch_standard_advantage(*tensors(table), tolerance=tolerance, epsilon=epsilon)
+    advantage, signal = oracle.batch_standard(*table, tolerance, epsilon)
+    assert_same(found.has_signal, signal, what="has_signal")
+    assert_same(found.advantage, advantage, what="advantage")
+
+
+values = st.sampled_from([0.0, 1.0, 2.0, 7.5]) | st.floats(-50, 50).map(lambda x: round(x, 3))
+masked_values = st.lists(
+    st.tuples(values, st.just(True), st.integers(-1, 1))
+    | st.tuples(junk, st.just(False), st.integers(-1, 1)),
+    max_size=9,
+)
+
+
+@given(masked_values, st.sampled_from([1e-8, 1e-3, 1.0]))
+def test_whitened_is_the_textbook_formula_over_the_mask(
+    rows: list[tuple[float, bool, int]], epsilon: float
+) -> None:
+    value, mask = [x for x, _, _ in rows], [m for _, m, _ in rows]
+    found = whitened(numbers(value), flags(mask), epsilon=epsilon)
+    assert_same(found, oracle.whitened(value, mask, epsilon), absolute=1e-10)
+
+
+@given(masked_values, st.sampled_from([1e-8, 1e-3, 1.0]))
+def test_whitened_per_group_is_the_textbook_formula_in_every_group(
+    rows: list[tuple[float, bool, int]], epsilon: float
+) -> None:
+    value, mask, group = [x for x, _, _ in rows], [m for _, m, _ in rows], [g for _, _, g in rows]
+    found = whitened_per_group(numbers(value), flags(mask), places(group), epsilon=epsilon)
+    expected = oracle.whitened_per_group(value, mask, group, epsilon)
+    assert_same(found, expected, absolute=1e-10)
 
 
 @given(rollouts(), tolerances)
@@ -311,3 +353,36 @@ def test_g47_the_standard_deviation_is_the_groups_own() -> None:
         numbers([0, 2, 10, 20]), flags([True] * 4), places([0, 0, 1, 1]), tolerance=1e-6, epsilon=0.0
     )
     assert_same(found.advantage, [-0.70710678, 0.70710678] * 2, absolute=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("function", "size"), [(group_standard_advantage, 0.70710678), (batch_standard_advantage, 0.25)]
+)
+def test_g47_a_standard_deviation_is_the_groups_or_the_batchs_as_named(
+    function: Callable[..., GroupAdvantage], size: float
+) -> None:
+    others = [1 - math.sqrt(23), 1 + math.sqrt(23)]  # with 0 and 2: a standard deviation of 4, n - 1
+    found = function(
+        numbers([0, 2, *others]), flags([True] * 4), places([0, 0, 1, 2]), tolerance=1e-6, epsilon=0.0
+    )
+    assert_same(found.advantage, [-size, size, 0.0, 0.0], absolute=1e-8)
+
+
+def test_g48_whitening_is_over_the_whole_step() -> None:
+    found = whitened(numbers([0, 2, 4, 6]), flags([True] * 4), epsilon=0.0)
+    assert_same(found, [-1.3416, -0.4472, 0.4472, 1.3416], absolute=1e-4)
+
+
+def test_g49_whitening_one_token_leaves_it() -> None:
+    assert_same(whitened(numbers([3, math.nan]), flags([True, False]), epsilon=0.0), [3.0, 0.0])
+
+
+def test_g50_whitening_per_row_is_per_row() -> None:
+    found = whitened_per_group(numbers([1, 3, 10, 30]), flags([True] * 4), places([0, 0, 1, 1]), epsilon=0.0)
+    assert_same(found, [-1.0, 1.0, -1.0, 1.0])
+
+
+def test_whitening_takes_mean_and_variance_over_the_mask_only() -> None:
+    value = numbers([2, 2, math.nan, -1, math.nan, math.nan]).reshape(2, 3)
+    found = whitened(value, value.isfinite(), epsilon=0.0)
+    assert_same(found, [[0.7071, 0.7071, 0.0], [-1.4142, 0.0, 0.0]], absolute=1e-4)

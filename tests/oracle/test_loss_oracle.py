@@ -1,4 +1,4 @@
-"""core/loss.py and core/surrogate.py against the papers' equations, token by token."""
+"""core/loss.py against the papers' equations, token by token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from core.loss import (
     dppo_binary_tv,
     importance_weighted_policy_gradient,
 )
-from core.surrogate import anchored, detached_log_ratio
 
 Columns = tuple[list[float], list[float], list[float], list[bool]]
 """logprob, rollout_logprob, advantage, loss_mask"""
@@ -103,31 +102,6 @@ def test_importance_weighted_policy_gradient_is_the_ratio(batch: Columns) -> Non
 @given(tokens(), lows, highs)
 def test_cispo_is_the_clamped_ratio(batch: Columns, low: float, high: float) -> None:
     compare(cispo, batch, oracle.cispo(low, high), min_ratio=low, max_ratio=high)
-
-
-@given(tokens())
-def test_anchored_is_harmless_where_not_usable_and_the_arguments_where_usable(batch: Columns) -> None:
-    logprob, rollout_logprob, advantage, loss_mask = batch
-    token = anchored(numbers(logprob), numbers(rollout_logprob), numbers(advantage), flags(loss_mask))
-    plain = oracle.surrogate(logprob, rollout_logprob, advantage, loss_mask, oracle.policy_gradient())
-    usable = [m and not bad for m, bad in zip(loss_mask, plain.unusable)]
-    assert_same(token.usable, usable, what="usable")
-    assert_same(token.loss_mask, loss_mask, what="loss_mask")
-    assert_same(token.ratio, plain.importance_ratio, what="ratio")
-    assert_same(token.anchor, [x if u else 0.0 for x, u in zip(rollout_logprob, usable)], what="anchor")
-    assert_same(token.advantage, [x if u else 0.0 for x, u in zip(advantage, usable)], what="advantage")
-
-
-@given(tokens())
-def test_detached_log_ratio_is_the_exponential_of_the_difference_where_usable(batch: Columns) -> None:
-    logprob, rollout_logprob, advantage, loss_mask = batch
-    ratio, usable = detached_log_ratio(
-        numbers(logprob).requires_grad_(True), numbers(rollout_logprob), flags(loss_mask)
-    )
-    plain = oracle.surrogate(logprob, rollout_logprob, advantage, loss_mask, oracle.policy_gradient())
-    assert not ratio.requires_grad
-    assert_same(ratio, plain.importance_ratio, what="ratio")
-    assert_same(usable, [m and not bad for m, bad in zip(loss_mask, plain.unusable)], what="usable")
 
 
 # The score form has the gradient of the objective as it is printed: differentiate that numerically.
