@@ -19,6 +19,7 @@ from .shapes import Head, Hidden, PerToken
 from .shard import (
     Shard,
     Sums,
+    log2_total,
     logprob_and_entropy,
     overwrite_by_gradient,
     set_label_gradient,
@@ -104,7 +105,7 @@ def head_gradient(
     grad_head = (torch.empty if len(label) else torch.zeros)(head.shape, dtype=wide, device=head.device)
     logprob, entropy = (torch.empty(label.shape, dtype=wide, device=hidden.device) for _ in range(2))
     space = hidden.new_empty((min(chunk, len(label)), head.shape[0]), dtype=logit_dtype)
-    sum_up, tell = fuse(shard_sums), fuse(_logprob_and_weight)
+    sum_up, tell = fuse(shard_sums), fuse(_per_token)
     write = fuse(overwrite_by_gradient if logit_dtype == hidden.dtype else softmax_gradient)
     with torch.no_grad():
         for start in range(0, len(label), chunk):
@@ -112,8 +113,9 @@ def head_gradient(
             place = label[part] - shard.first_id
             logits = _product(hidden[part], head.T, out=space[: len(place)])
             sums = shard.combine(sum_up(logits, hidden[part], head, place, temperature))
-            logprob[part], entropy[part], weight = tell(sums, [x[part] for x in field], slope, temperature)
-            gradient = write(logits, sums.maximum, sums.total, weight, temperature, hidden.dtype)
+            own = [x[part] for x in field]
+            logprob[part], entropy[part], total, weight = tell(sums, own, slope, temperature)
+            gradient = write(logits, total, weight, temperature, hidden.dtype)
             set_label_gradient(gradient, place, logprob[part], weight)
             torch.mm(gradient, head, out=grad_hidden[part])
             _accumulate(grad_head, gradient.T, hidden[part], fresh=start == 0)
@@ -126,21 +128,22 @@ def chunk_within(
 ) -> int:
     """The most tokens whose logits and their gradient fit into so much memory; at least 1.
 
-    One overwrites the other where they have one dtype.
+    One overwrites the other where they have one dtype. A multiple of 128 from there on: the rows of a tile.
     """
     if not memory_bytes > 0:
         raise ValueError(f"memory_bytes must be positive, got {memory_bytes}")
     if vocabulary < 1:
         raise ValueError(f"vocabulary must be positive, got {vocabulary}")
     size = logit_dtype.itemsize + (0 if logit_dtype == hidden_dtype else hidden_dtype.itemsize)
-    return max(1, int(memory_bytes // (vocabulary * size)))
+    tokens = int(memory_bytes // (vocabulary * size))
+    return max(1, tokens if tokens < 128 else tokens // 128 * 128)
 
 
-def _logprob_and_weight(
+def _per_token(
     sums: Sums, field: Sequence[Tensor], slope: Callable[..., Tensor], temperature: float
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     logprob, entropy = logprob_and_entropy(sums)
-    return logprob, entropy, slope(logprob, *field) / temperature
+    return logprob, entropy, log2_total(sums), slope(logprob, *field) / temperature
 
 
 class _ChunkedLogprob(torch.autograd.Function):
@@ -149,7 +152,7 @@ class _ChunkedLogprob(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Tensor, label: Tensor, temperature: float, chunk: int, shard: Shard
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        logprob, entropy, maximum, total = (label.new_empty(label.shape, dtype=wide) for _ in range(4))
+        logprob, entropy, total = (label.new_empty(label.shape, dtype=wide) for _ in range(3))
         space = hidden.new_empty((min(chunk, len(label)), head.shape[0]), dtype=wide)
         for start in range(0, len(label), chunk):
             part = slice(start, start + chunk)
@@ -157,8 +160,8 @@ class _ChunkedLogprob(torch.autograd.Function):
             logits = _product(hidden[part], head.T, out=space[: len(place)])
             sums = shard.combine(shard_sums(logits, hidden[part], head, place, temperature))
             logprob[part], entropy[part] = logprob_and_entropy(sums)
-            maximum[part], total[part] = sums.maximum, sums.total
-        ctx.save_for_backward(hidden, head, label, logprob, maximum, total)
+            total[part] = log2_total(sums)
+        ctx.save_for_backward(hidden, head, label, logprob, total)
         ctx.temperature, ctx.chunk, ctx.first_id = temperature, chunk, shard.first_id
         ctx.mark_non_differentiable(entropy)
         return logprob, entropy
@@ -167,7 +170,7 @@ class _ChunkedLogprob(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """d logprob / d logits = onehot(label) - softmax; sums over tokens are kept in the wide dtype."""
-        hidden, head, label, logprob, maximum, total = ctx.saved_tensors
+        hidden, head, label, logprob, total = ctx.saved_tensors
         wide = total.dtype
         grad_hidden = torch.empty_like(hidden)
         grad_head = (torch.empty if len(label) else torch.zeros)(head.shape, dtype=wide, device=head.device)
@@ -176,9 +179,7 @@ class _ChunkedLogprob(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             weight = grads[0][part] / ctx.temperature
             logits = _product(hidden[part], head.T, out=space[: len(weight)])
-            gradient = softmax_gradient(
-                logits, maximum[part], total[part], weight, ctx.temperature, hidden.dtype
-            )
+            gradient = softmax_gradient(logits, total[part], weight, ctx.temperature, hidden.dtype)
             set_label_gradient(gradient, label[part] - ctx.first_id, logprob[part], weight)
             torch.mm(gradient, head, out=grad_hidden[part])
             _accumulate(grad_head, gradient.T, hidden[part], fresh=start == 0)

@@ -79,23 +79,22 @@ def shard_sums(logits: Tensor, hidden: Tensor, head: Tensor, place: Tensor, temp
     return _with_exact_label(plain, rounded / temperature, exact / temperature, column == place)
 
 
+def log2_total(sums: Sums) -> PerToken:
+    """log2 of the sum of exp(z), from the sums over all shards: powers of two are what a GPU computes."""
+    return sums.maximum / math.log(2) + sums.total.log2()
+
+
 def softmax_gradient(
-    logits: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    weight: Tensor,
-    temperature: float,
-    dtype: torch.dtype,
+    logits: Tensor, total: PerToken, weight: PerToken, temperature: float, dtype: torch.dtype
 ) -> Tensor:
     """-weight * softmax, `[T, V]`; the label's own column is still to be set.
 
     Args:
-        maximum, total: over all shards.
+        total: `log2_total`, computed beforehand, or a compiler would repeat it for every logit.
         weight: slope over temperature.
     """
-    scale = 1 / math.log(2)
-    log_share = logits.to(total.dtype) * (scale / temperature) - (maximum * scale + total.log2())[:, None]
-    return (log_share.exp2() * -weight[:, None]).to(dtype)
+    share = (logits.to(total.dtype) * (1 / (temperature * math.log(2))) - total[:, None]).exp2()
+    return (share * -weight[:, None]).to(dtype)
 
 
 def overwrite_by_gradient(logits: Tensor, *facts: Any) -> Tensor:

@@ -307,7 +307,13 @@ def test_a_compiled_pass_is_the_plain_one():
 
 @pytest.mark.parametrize(
     ("memory", "vocabulary", "dtype", "tokens"),
-    [(3e9, 248_320, torch.bfloat16, 6040), (3e9, 248_320, torch.float32, 2013), (1, 10, torch.float32, 1)],
+    [
+        (3e9, 248_320, torch.bfloat16, 5888),
+        (3e9, 248_320, torch.float32, 1920),
+        (128 * 20, 10, torch.bfloat16, 128),
+        (127 * 20, 10, torch.bfloat16, 127),
+        (1, 10, torch.float32, 1),
+    ],
 )
 def test_chunks_fit_the_memory_given(memory, vocabulary, dtype, tokens):
     found = logprob.chunk_within(
