@@ -5,10 +5,13 @@ Reduce the sums over micro-batches and ranks first, divide once.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .shapes import check_bool, check_one_shape
 
 
 class MismatchSums(NamedTuple):
@@ -61,9 +64,15 @@ class Mismatch(NamedTuple):
 
 
 def mismatch_sums(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -> MismatchSums:
-    """The sums of one micro-batch, any shape. Nothing is read where `loss_mask` is False."""
+    """The sums of one micro-batch, any shape. Nothing is read where `loss_mask` is False.
+
+    Raises:
+        ValueError: if the three differ in shape, or the mask is not bool.
+    """
+    check_one_shape(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
+    check_bool(loss_mask=loss_mask)
     dtype = torch.promote_types(logprob.dtype, torch.float32)
-    usable = loss_mask & logprob.isfinite() & rollout_logprob.isfinite()
+    usable = _usable(logprob, rollout_logprob, loss_mask)
     trainer = torch.where(usable, logprob, 0.0).detach().to(dtype)
     sampler = torch.where(usable, rollout_logprob, 0.0).detach().to(dtype)
     d = trainer - sampler
@@ -105,3 +114,49 @@ def mismatch(sums: MismatchSums) -> Mismatch:
         perplexity=(-sums.logprob / count).exp(),
         rollout_perplexity=(-sums.rollout_logprob / count).exp(),
     )
+
+
+def is_healthy(gap: Mismatch, *, bound: float) -> Tensor:
+    """Whether the mean of |d| stays below the bound (the article's is 0.03): bool; False where there was no token."""
+    if not 0 < bound < math.inf:
+        raise ValueError(f"bound must be positive and finite, got {bound}")
+    return gap.absolute < bound
+
+
+class WorstTokens(NamedTuple):
+    """The tokens with the largest |d|, largest first, equal ones in the order of their index.
+
+    Args:
+        token_index: into the flattened batch; -1 where there are fewer tokens than places.
+        difference: d of each; 0 where there is none.
+    """
+
+    token_index: Tensor
+    difference: Tensor
+
+
+def worst_tokens(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor, *, count: int) -> WorstTokens:
+    """The `count` tokens on which trainer and sampler differ most, of those with two finite logprobs.
+
+    Nothing is read where `loss_mask` is False. The worst of several micro-batches are the worst of their worst.
+
+    Raises:
+        ValueError: as `mismatch_sums`, or if count does not lie between 1 and the number of entries.
+    """
+    check_one_shape(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
+    check_bool(loss_mask=loss_mask)
+    if not 1 <= count <= loss_mask.numel():
+        raise ValueError(f"count must lie between 1 and {loss_mask.numel()}, got {count}")
+    usable = _usable(logprob, rollout_logprob, loss_mask).flatten()
+    dtype = torch.promote_types(logprob.dtype, torch.float32)
+    trainer, sampler = (
+        torch.where(usable, x.detach().flatten(), 0.0).to(dtype) for x in (logprob, rollout_logprob)
+    )
+    size = torch.where(usable, (trainer - sampler).abs(), -1.0)
+    index = size.argsort(descending=True, stable=True)[:count]
+    present = usable[index]
+    return WorstTokens(torch.where(present, index, -1), torch.where(present, (trainer - sampler)[index], 0.0))
+
+
+def _usable(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -> Tensor:
+    return loss_mask & logprob.isfinite() & rollout_logprob.isfinite()
