@@ -68,9 +68,13 @@ class World:
     actions: list = field(default_factory=list)
     states: list = field(default_factory=list)
     versions: dict = field(default_factory=dict)
+    fixed: dict = field(default_factory=dict)
     kinds: dict = field(default_factory=dict)
 
     def run(self, version: int = 0, limit: int = 20000) -> World:
+        for record in (self.events, self.actions, self.states, self.versions):
+            record.clear()
+        self.kinds = dict(self.fixed)
         rng = random.Random(self.seed)
         state, applied = schedule.begin(), version
         pending: list[tuple[float, Any]] = [(0.0, Opened(version=version))]
@@ -379,7 +383,7 @@ def test_a_policy_that_solves_everything_still_comes_to_its_end():
 
 def test_one_lost_trial_among_many_costs_nothing_else():
     world = World(settings_of(max_retries=0, max_zero_variance=0), seed=3, lost_rate=0.0)
-    world.kinds["train-0-0-0"] = "system_error"
+    world.fixed["train-0-0-0"] = "system_error"
     world.run()
     assert not [d for d in world.said(DropGroup) if d.reason == "lost"]
     trials = {t for train in world.said(Train) for t in train.trial_ids}
