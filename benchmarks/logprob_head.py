@@ -79,7 +79,7 @@ def products(p: Problem) -> tuple[Tensor, Tensor]:
 
 def ours(p: Problem, logit_dtype: torch.dtype, memory: float = EXTRA_BYTES) -> tuple[Tensor, Tensor]:
     """The budget holds the gradient of the hidden states and what is kept per token, too."""
-    memory -= p.hidden.nbytes + 0.1e9
+    memory -= p.hidden.nbytes + 0.05e9
     chunk = chunk_within(
         memory_bytes=memory, vocabulary=VOCABULARY, logit_dtype=logit_dtype, hidden_dtype=torch.bfloat16
     )

@@ -308,7 +308,7 @@ def test_a_compiled_pass_is_the_plain_one():
 @pytest.mark.parametrize(
     ("memory", "vocabulary", "dtype", "tokens"),
     [
-        (3e9, 248_320, torch.bfloat16, 5888),
+        (3e9, 248_320, torch.bfloat16, 6016),
         (3e9, 248_320, torch.float32, 1920),
         (128 * 20, 10, torch.bfloat16, 128),
         (127 * 20, 10, torch.bfloat16, 127),
