@@ -74,7 +74,9 @@ def test_detached_log_ratio_is_the_difference_where_usable_and_zero_elsewhere(ro
 
 
 @given(tokens)
-def test_score_form_is_minus_coefficient_times_advantage_times_logprob_inside_the_region(rows: list[Row]) -> None:
+def test_score_form_is_minus_coefficient_times_advantage_times_logprob_inside_the_region(
+    rows: list[Row],
+) -> None:
     ratio, usable = plain(rows)
     logprob, anchor, advantage, mask = tensors(rows)
     coefficient, out = numbers([row[4] for row in rows]), flags([row[5] for row in rows])
@@ -122,7 +124,7 @@ def test_check_bounds_lets_two_bounds_in_order_through(low: float, high: float) 
 )
 def test_check_count_lets_whole_numbers_that_are_large_enough_through(value: object, least: int) -> None:
     whole = type(value) is int and value >= least  # type: ignore[operator]
-    assert refuses(lambda: check_count("count", value, least=least)) != whole
+    assert refuses(lambda: check_count("count", value, least=least)) != whole  # type: ignore[arg-type]
 
 
 SHAPES = [(), (0,), (2,), (3,), (2, 1), (2, 3)]
