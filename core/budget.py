@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .check import check_count
+
 
 def tokens_to_ask(*, window: int, used: int, cap: int) -> int:
     """How many tokens the next turn may sample; 0 means that the trial is truncated by context, not broken.
@@ -11,8 +13,9 @@ def tokens_to_ask(*, window: int, used: int, cap: int) -> int:
         used: tokens it has, the coming turn's prompt included.
         cap: most tokens of one turn.
     """
-    if cap < 1:
-        raise ValueError(f"cap must be positive, got {cap}")
+    check_count("window", window, least=0)
+    check_count("used", used, least=0)
+    check_count("cap", cap, least=1)
     return max(0, min(cap, window - used))
 
 
@@ -23,13 +26,17 @@ def should_nudge(*, window: int, used: int, ratio: float, already_nudged: bool) 
         used: tokens so far, the coming observation included.
         ratio: the share of the window at or below which what is left counts as little.
     """
+    check_count("window", window, least=0)
+    check_count("used", used, least=0)
     if not 0 <= ratio <= 1:
         raise ValueError(f"ratio must lie between 0 and 1, got {ratio}")
     return not already_nudged and window - used <= ratio * window
 
 
 def percent_left(*, window: int, used: int) -> int:
-    """The share of the window that is left, in whole percent, never below 0."""
+    """The share of the window that is left, in whole percent, never below 0; a window has at least one token."""
+    check_count("window", window, least=1)
+    check_count("used", used, least=0)
     return max(0, (window - used) * 100 // window)
 
 
@@ -38,8 +45,7 @@ def cut_text(text: str, *, limit: int, marker: str) -> str:
 
     The marker between them comes on top of `limit`, so that what is kept does not depend on its wording.
     """
-    if limit < 0:
-        raise ValueError(f"limit must not be negative, got {limit}")
+    check_count("limit", limit, least=0)
     if len(text) <= limit:
         return text
     head = limit * 2 // 3

@@ -5,13 +5,22 @@ from __future__ import annotations
 _RULE = {0: "must not be negative", 1: "must be positive"}
 
 
-def check_count(name: str, value: object, *, least: int) -> None:
-    """Refuses what is no whole number of at least `least`.
+def check_whole(name: str, value: object) -> None:
+    """Refuses what is no whole number.
 
     Raises:
-        ValueError: such as "token_budget must be positive, got 0" or "ranks must be a whole number, got True".
+        ValueError: such as "ranks must be a whole number, got True".
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} must be a whole number, got {value!r}")
+
+
+def check_count(name: str, value: int, *, least: int) -> None:
+    """Refuses what is no whole number of at least `least`, which is 0 or 1.
+
+    Raises:
+        ValueError: such as "token_budget must be positive, got 0".
+    """
+    check_whole(name, value)
     if value < least:
-        raise ValueError(f"{name} {_RULE.get(least, f'must be at least {least}')}, got {value}")
+        raise ValueError(f"{name} {_RULE[least]}, got {value}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .check import check_count, check_whole
+
 _MASK = (1 << 64) - 1
 
 
@@ -15,8 +17,10 @@ def _mix(word: int) -> int:
 
 def counter_hash(seed: int, *index: int) -> int:
     """64 well-mixed bits that depend on the seed, on every index and on their order, and on nothing else."""
+    check_whole("seed", seed)
     word = _mix(seed & _MASK)
     for part in index:
+        check_whole("every index", part)
         word = _mix(word ^ _mix((part & _MASK) ^ 0xD1B54A32D192ED03))
     return word
 
@@ -31,6 +35,5 @@ def permutation(count: int, seed: int, *index: int) -> tuple[int, ...]:
 
     Example: the tasks of epoch 3 are `permutation(task_count, seed, 3)`.
     """
-    if count < 0:
-        raise ValueError(f"count must not be negative, got {count}")
+    check_count("count", count, least=0)
     return tuple(sorted(range(count), key=lambda item: (counter_hash(seed, *index, item), item)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .check import check_whole
+
 
 class Emission(NamedTuple):
     """One request as the engine itself recorded it.
@@ -44,7 +46,7 @@ def identity_faults(
         spans: its completions in the order in which they lie in the row.
 
     Raises:
-        ValueError: the row's lists differ in length.
+        ValueError: the row's lists differ in length, or the spans do not lie one after the other from 0 on.
     """
     count = len(token_ids)
     if not count == len(loss_mask) == len(rollout_logprob) == len(policy_version):
@@ -52,6 +54,7 @@ def identity_faults(
             "token_ids, loss_mask, rollout_logprob and policy_version must be equally long, "
             f"got {count}, {len(loss_mask)}, {len(rollout_logprob)} and {len(policy_version)}"
         )
+    _check_spans(spans)
     faults: list[str] = []
     emitted = [False] * count
     for number, (start, end, emission) in enumerate(spans):
@@ -59,18 +62,35 @@ def identity_faults(
         engine = (emission.token_ids, emission.logprob, emission.policy_version)
         names = ("token_ids", "logprob", "policy_version")
         pairs = [("prompt", token_ids[:start], emission.prompt_ids), *zip(names, row, engine, strict=True)]
-        faults += [
-            f"completion {number} differs in {name} at {_first_difference(ours, theirs)}"
-            for name, ours, theirs in pairs
-            if list(ours) != list(theirs)
-        ]
+        for name, ours, theirs in pairs:
+            at = _first_difference(ours, theirs)
+            if at is not None:
+                faults.append(f"completion {number} differs in {name} at {at}")
         emitted[start:end] = [True] * len(emitted[start:end])
-    if emitted != [bool(trained) for trained in loss_mask]:
-        faults.append(f"loss_mask differs from the completions at {_first_difference(emitted, loss_mask)}")
+    at = _first_difference(emitted, [bool(trained) for trained in loss_mask])
+    if at is not None:
+        faults.append(f"loss_mask differs from the completions at {at}")
     return tuple(faults)
 
 
-def _first_difference(a: Sequence[float], b: Sequence[float]) -> int:
-    """The first index at which two sequences differ; the shorter one's length if one begins the other."""
-    equal = (x == y for x, y in zip(a, b, strict=False))
-    return next((index for index, same in enumerate(equal) if not same), min(len(a), len(b)))
+def _check_spans(spans: Sequence[Span]) -> None:
+    before = 0
+    for number, (start, end, _) in enumerate(spans):
+        check_whole("every start", start)
+        check_whole("every end", end)
+        if not before <= start <= end:
+            raise ValueError(
+                f"span {number} must begin at {before} or later and not end before, got {start} to {end}"
+            )
+        before = end
+
+
+def _first_difference(a: Sequence[float], b: Sequence[float]) -> int | None:
+    """The first index at which two sequences differ; the shorter one's length if one begins the other; else None.
+
+    A NaN differs from everything, itself included.
+    """
+    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return index
+    return None if len(a) == len(b) else min(len(a), len(b))

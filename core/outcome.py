@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
+
+from .check import check_count, check_whole
 
 KINDS = ("solved", "failed", "truncated", "system_error", "cancelled")
 """solved, failed: the verifier spoke. truncated: the policy met a limit. The last two have no reward."""
@@ -46,6 +49,10 @@ class Outcome:
             raise ValueError(
                 f"a system error must name phase and cause, got {self.phase!r} and {self.cause!r}"
             )
+        if self.kind != "system_error" and (self.phase or self.cause):
+            raise ValueError(
+                f"phase and cause must be empty unless a system error, got {self.phase!r} and {self.cause!r}"
+            )
 
 
 def has_valid_reward(outcome: Outcome, *, scored_truncations: Collection[str]) -> bool:
@@ -82,6 +89,10 @@ def group_verdict(*, size: int, valid: int, lost: int, retriable: int, min_valid
         retriable: trials that ended without one and may be tried again.
         min_valid: the fewest valid rewards that still make a group; 2 is the least that has a baseline.
     """
+    check_count("size", size, least=1)
+    check_whole("min_valid", min_valid)
+    for name, count in (("valid", valid), ("lost", lost), ("retriable", retriable)):
+        check_whole(name, count)
     if not 2 <= min_valid <= size:
         raise ValueError(f"min_valid must lie between 2 and the group size {size}, got {min_valid}")
     if min(valid, lost, retriable) < 0 or valid + lost + retriable > size:
@@ -101,10 +112,16 @@ def reward_per_rollout(
     """One reward per rollout from rows that repeat it; None is no reward, 0.0 is one.
 
     Raises:
-        ValueError: if two rows of a rollout disagree; the message names the rollout.
+        ValueError: if two rows of a rollout disagree, or a reward is no finite number; the message names the rollout.
     """
+    if len(rollout_id) != len(reward):
+        raise ValueError(
+            f"rollout_id and reward must be equally long, got {len(rollout_id)} and {len(reward)}"
+        )
     found: dict[Hashable, float | None] = {}
     for owner, value in zip(rollout_id, reward, strict=True):
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"the reward of rollout {owner} must be finite or None, got {value}")
         if owner in found and found[owner] != value:
             raise ValueError(
                 f"rows of rollout {owner} must agree on the reward, got {found[owner]} and {value}"
@@ -115,6 +132,11 @@ def reward_per_rollout(
 
 def too_many_system_errors(*, system_errors: int, trials: int, max_rate: float, min_trials: int) -> bool:
     """The audit gate: whether the share of system errors is above `max_rate`, once enough trials ended."""
+    check_count("trials", trials, least=0)
+    check_count("min_trials", min_trials, least=0)
+    check_whole("system_errors", system_errors)
+    if not 0 <= max_rate <= 1:
+        raise ValueError(f"max_rate must lie between 0 and 1, got {max_rate}")
     if not 0 <= system_errors <= trials:
         raise ValueError(f"system_errors must lie between 0 and {trials} trials, got {system_errors}")
     return trials >= min_trials and system_errors > max_rate * trials

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from .check import check_count, check_whole
+
 
 def admission_capacity(
     *, version: int, accepted: int, running: int, batch_groups: int, max_staleness: int, max_running: int
@@ -28,19 +30,20 @@ def admission_capacity(
         max_staleness: versions a trajectory may lag behind.
         max_running: groups that the machines can sample side by side.
     """
-    if batch_groups < 1:
-        raise ValueError(f"batch_groups must be positive, got {batch_groups}")
-    if min(version, accepted, running, max_staleness) < 0:
-        raise ValueError(
-            "version, accepted, running and max_staleness must not be negative, "
-            f"got {version}, {accepted}, {running}, {max_staleness}"
-        )
+    check_count("batch_groups", batch_groups, least=1)
+    check_count("version", version, least=0)
+    check_count("accepted", accepted, least=0)
+    check_count("running", running, least=0)
+    check_count("max_staleness", max_staleness, least=0)
+    check_count("max_running", max_running, least=0)
     by_staleness = (max_staleness + version + 1) * batch_groups - accepted - running
     return max(0, min(max_running - running, by_staleness))
 
 
 def accepted_at(version: int, *, batch_groups: int) -> int:
     """Groups that count as accepted when a run resumes at `version`: as many as got it there."""
+    check_count("version", version, least=0)
+    check_count("batch_groups", batch_groups, least=1)
     return version * batch_groups
 
 
@@ -52,7 +55,11 @@ def staleness(policy_version: Iterable[int], *, version: int) -> int:
             count.
         version: the trainer's version before the step.
     """
-    oldest = min((v for v in policy_version if v >= 0), default=version)
+    check_count("version", version, least=0)
+    distinct = set(policy_version)
+    for sampled_from in distinct:
+        check_whole("every policy_version", sampled_from)
+    oldest = min((v for v in distinct if v >= 0), default=version)
     if oldest > version:
         raise ValueError(f"a token must not be newer than the trainer's version {version}, got {oldest}")
     return version - oldest
@@ -60,9 +67,14 @@ def staleness(policy_version: Iterable[int], *, version: int) -> int:
 
 def is_fresh(age: int, *, max_staleness: int) -> bool:
     """Whether a trajectory of this age may be trained: a bound that holds per trajectory, not on average."""
+    check_count("age", age, least=0)
+    check_count("max_staleness", max_staleness, least=0)
     return age <= max_staleness
 
 
 def staleness_histogram(ages: Iterable[int]) -> dict[int, int]:
     """How many trajectories have each age, youngest first."""
-    return dict(sorted(Counter(ages).items()))
+    count = Counter(ages)
+    for age in count:
+        check_count("every age", age, least=0)
+    return dict(sorted(count.items()))

@@ -68,10 +68,84 @@ def test_worked_cut():
     assert budget.cut_text(text, limit=42000, marker="|") == "a" * 28000 + "|" + "c" * 14000
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="cap must be positive, got 0"):
-        budget.tokens_to_ask(window=9, used=1, cap=0)
-    with pytest.raises(ValueError, match="ratio must lie between 0 and 1, got nan"):
-        budget.should_nudge(window=9, used=1, ratio=math.nan, already_nudged=False)
-    with pytest.raises(ValueError, match="limit must not be negative, got -1"):
-        budget.cut_text("a", limit=-1, marker="")
+@pytest.mark.parametrize("window, used, percent", [(3, 1, 66), (3, 2, 33), (1, 0, 100), (1, 1, 0), (1, 9, 0)])
+def test_percent_left_is_rounded_down_and_never_below_zero(window, used, percent):
+    assert budget.percent_left(window=window, used=used) == percent
+
+
+@given(window=st.integers(1, 300), used=st.integers(0, 400))
+def test_percent_left_lies_between_0_and_100_and_never_grows_with_use(window, used):
+    now = budget.percent_left(window=window, used=used)
+    assert 0 <= budget.percent_left(window=window, used=used + 1) <= now <= 100
+    assert now == max(0, math.floor(100 * (window - used) / window + 1e-9))
+
+
+def test_an_observation_that_fills_the_window_leaves_nothing_to_ask_for():
+    """The trial is truncated by context: it did not break. Window 256, prompt 273; and an empty window."""
+    assert budget.tokens_to_ask(window=256, used=273, cap=20) == 0
+    assert budget.tokens_to_ask(window=0, used=0, cap=20) == 0
+
+
+def test_the_cap_holds_for_a_turn_and_not_for_the_row():
+    """Cap 4: three sampled, two seen, three sampled are eight tokens; each turn may ask for four."""
+    asked = [budget.tokens_to_ask(window=100, used=used, cap=4) for used in (0, 5, 8)]
+    assert asked == [4, 4, 4]
+
+
+@pytest.mark.parametrize("limit, kept", [(0, "|"), (1, "|d"), (2, "a|d"), (3, "ab|d"), (4, "abcd")])
+def test_a_short_limit_keeps_the_tail_first(limit, kept):
+    assert budget.cut_text("abcd", limit=limit, marker="|") == kept
+
+
+def ask(**change):
+    return budget.tokens_to_ask(**({"window": 9, "used": 1, "cap": 5} | change))
+
+
+def nudge(**change):
+    return budget.should_nudge(**({"window": 9, "used": 1, "ratio": 0.5, "already_nudged": False} | change))
+
+
+def percent(**change):
+    return budget.percent_left(**({"window": 9, "used": 1} | change))
+
+
+@pytest.mark.parametrize(
+    "call, change, text",
+    [
+        (ask, {"cap": 0}, "cap must be positive, got 0"),
+        (ask, {"cap": 2.0}, r"cap must be a whole number, got 2\.0"),
+        (ask, {"window": -1}, "window must not be negative, got -1"),
+        (ask, {"used": -1}, "used must not be negative, got -1"),
+        (ask, {"used": math.nan}, "used must be a whole number, got nan"),
+        (nudge, {"ratio": math.nan}, "ratio must lie between 0 and 1, got nan"),
+        (nudge, {"ratio": -0.1}, r"ratio must lie between 0 and 1, got -0\.1"),
+        (nudge, {"ratio": 1.1}, r"ratio must lie between 0 and 1, got 1\.1"),
+        (nudge, {"window": -1}, "window must not be negative, got -1"),
+        (nudge, {"used": -1}, "used must not be negative, got -1"),
+        (percent, {"window": 0}, "window must be positive, got 0"),
+        (percent, {"window": True}, "window must be a whole number, got True"),
+        (percent, {"used": -1}, "used must not be negative, got -1"),
+        (
+            lambda limit: budget.cut_text("a", limit=limit, marker=""),
+            {"limit": -1},
+            "limit must not be negative, got -1",
+        ),
+        (
+            lambda limit: budget.cut_text("a", limit=limit, marker=""),
+            {"limit": 0.5},
+            r"limit must be a whole number, got 0\.5",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, change, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        call(**change)
+
+
+@pytest.mark.parametrize("ratio, left, nudged", [(0.0, 1, False), (0.0, 0, True), (1.0, 9, True)])
+def test_the_ends_of_the_ratio_are_never_and_always(ratio, left, nudged):
+    assert nudge(ratio=ratio, used=9 - left) is nudged
+
+
+def test_an_empty_window_is_nudged_about():
+    assert nudge(window=0, used=0) is True

@@ -53,6 +53,42 @@ def test_every_place_is_equally_likely():
     assert all(abs(count - 1000) < 120 for count in places.values())
 
 
-def test_a_negative_count_is_refused():
-    with pytest.raises(ValueError, match="count must not be negative, got -1"):
-        counter.permutation(-1, 0)
+def test_a_seed_and_an_index_count_modulo_two_to_the_64():
+    assert counter.counter_hash(-1, 2**64 + 3) == counter.counter_hash(2**64 - 1, 3)
+
+
+def test_one_changed_bit_of_the_index_changes_half_the_bits():
+    changed = [
+        (counter.counter_hash(9, i) ^ counter.counter_hash(9, i ^ (1 << bit))).bit_count()
+        for i in range(20)
+        for bit in range(64)
+    ]
+    assert 31.5 < sum(changed) / len(changed) < 32.5 and min(changed) > 10
+
+
+def test_the_uniform_number_is_the_first_53_bits_of_the_hash():
+    assert counter.counter_uniform(1, 2, 3) == (counter.counter_hash(1, 2, 3) >> 11) / 2**53
+
+
+def test_the_order_of_a_permutation_never_changes():
+    """A recorded run is replayed by it."""
+    assert counter.permutation(5, 42, 0) == (2, 1, 0, 3, 4)
+    assert counter.permutation(0, 42) == ()
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda: counter.permutation(-1, 0), "count must not be negative, got -1"),
+        (lambda: counter.permutation(2.0, 0), r"count must be a whole number, got 2\.0"),
+        (lambda: counter.permutation(True, 0), "count must be a whole number, got True"),
+        (lambda: counter.permutation(2, 0.5), r"seed must be a whole number, got 0\.5"),
+        (lambda: counter.counter_hash(1.0), r"seed must be a whole number, got 1\.0"),
+        (lambda: counter.counter_hash(False), "seed must be a whole number, got False"),
+        (lambda: counter.counter_hash(1, 2, None), "every index must be a whole number, got None"),
+        (lambda: counter.counter_uniform(1, float("nan")), "every index must be a whole number, got nan"),
+    ],
+)
+def test_what_is_no_whole_number_is_refused(call, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        call()

@@ -87,6 +87,94 @@ def test_faults_name_the_completion_the_field_and_the_place():
     )
 
 
-def test_lists_of_different_length_are_refused():
-    with pytest.raises(ValueError, match="must be equally long, got 2, 1, 2 and 2"):
-        identity_faults([1, 2], [True], [0.0, 0.0], [0, 0], [])
+def test_faults_come_in_the_order_prompt_tokens_logprobs_versions_then_the_mask():
+    emission = Emission((7, 9), (5, 2), (-0.5, -0.25), (3, 3))
+    faults = identity_faults(
+        [7, 8, 6, 2],
+        [True, False, True, True],
+        [0.0, 0.0, -0.5, -0.5],
+        [-1, -1, 2, 3],
+        [Span(2, 4, emission)],
+    )
+    assert faults == (
+        "completion 0 differs in prompt at 1",
+        "completion 0 differs in token_ids at 0",
+        "completion 0 differs in logprob at 1",
+        "completion 0 differs in policy_version at 0",
+        "loss_mask differs from the completions at 0",
+    )
+
+
+@pytest.mark.parametrize("token_ids, at", [((5,), 1), ((5, 2, 9), 2)])
+def test_a_completion_that_is_longer_or_shorter_differs_where_the_other_ends(token_ids, at):
+    emission = Emission((7,), token_ids, (-0.5, -0.25), (3, 3))
+    faults = identity_faults(
+        [7, 5, 2], [False, True, True], [0, -0.5, -0.25], [-1, 3, 3], [Span(1, 3, emission)]
+    )
+    assert faults == (f"completion 0 differs in token_ids at {at}",)
+
+
+def test_a_row_cut_before_the_end_of_a_completion_is_a_fault():
+    emission = Emission((7,), (5, 2), (-0.5, -0.25), (3, 3))
+    faults = identity_faults([7, 5], [False, True], [0, -0.5], [-1, 3], [Span(1, 3, emission)])
+    assert [fault.split(" differs")[0] for fault in faults] == ["completion 0"] * 3
+
+
+def test_a_nan_is_equal_to_nothing_itself_included():
+    nan = float("nan")
+    emission = Emission((7,), (5,), (nan,), (3,))
+    faults = identity_faults([7, 5], [False, True], [0.0, nan], [-1, 3], [Span(1, 2, emission)])
+    assert faults == ("completion 0 differs in logprob at 0",)
+
+
+def test_a_mask_of_zeros_and_ones_is_a_mask():
+    emission = Emission((7,), (5,), (-1.0,), (3,))
+    assert identity_faults([7, 5], [0, 1], [0.0, -1.0], [-1, 3], [Span(1, 2, emission)]) == ()
+    assert identity_faults([7, 5], [2, 1], [0.0, -1.0], [-1, 3], [Span(1, 2, emission)]) == (
+        "loss_mask differs from the completions at 0",
+    )
+
+
+def test_a_row_without_completions_trains_nothing():
+    assert identity_faults([7], [False], [0.0], [-1], []) == ()
+    assert identity_faults([7], [True], [0.0], [-1], []) == ("loss_mask differs from the completions at 0",)
+
+
+@given(honest())
+def test_the_row_is_left_as_it_was(row):
+    before = [list(part) for part in row]
+    identity_faults(*row)
+    assert before == [list(part) for part in row]
+
+
+NOTHING = Emission((), (), (), ())
+
+
+@pytest.mark.parametrize(
+    "places, text",
+    [
+        ([(-1, 0)], "span 0 must begin at 0 or later and not end before, got -1 to 0"),
+        ([(1, 0)], "span 0 must begin at 0 or later and not end before, got 1 to 0"),
+        ([(0, 2), (1, 3)], "span 1 must begin at 2 or later and not end before, got 1 to 3"),
+        ([(0.0, 1)], r"every start must be a whole number, got 0\.0"),
+        ([(0, None)], "every end must be a whole number, got None"),
+    ],
+)
+def test_spans_that_do_not_follow_each_other_are_refused(places, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        identity_faults(
+            [1, 2, 3], [False] * 3, [0.0] * 3, [0] * 3, [Span(*place, NOTHING) for place in places]
+        )
+
+
+@pytest.mark.parametrize("short", range(4))
+def test_lists_of_different_length_are_refused(short):
+    lists = [[1, 2], [True, True], [0.0, 0.0], [0, 0]]
+    lists[short] = lists[short][:1]
+    counts = [len(one) for one in lists]
+    with pytest.raises(
+        ValueError,
+        match="token_ids, loss_mask, rollout_logprob and policy_version must be equally long, "
+        f"got {counts[0]}, {counts[1]}, {counts[2]} and {counts[3]}",
+    ):
+        identity_faults(*lists, [])

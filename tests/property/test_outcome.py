@@ -44,6 +44,15 @@ def test_only_what_the_policy_did_has_a_valid_reward(scored):
             {"kind": "system_error", "phase": "verify"},
             "a system error must name phase and cause, got 'verify' and ''",
         ),
+        ({"kind": "system_error", "cause": "x"}, "a system error must name phase and cause, got '' and 'x'"),
+        (
+            {"kind": "failed", "phase": "verify"},
+            "phase and cause must be empty unless a system error, got 'verify' and ''",
+        ),
+        (
+            {"kind": "cancelled", "cause": "late"},
+            "phase and cause must be empty unless a system error, got '' and 'late'",
+        ),
     ],
 )
 def test_an_outcome_that_says_too_little_is_refused(fields, text):
@@ -105,11 +114,40 @@ def test_waiting_always_ends(case):
         assert outcome.group_verdict(**final) in ("complete", "survivors", "drop")
 
 
-def test_impossible_counts_are_refused():
-    with pytest.raises(ValueError, match="min_valid must lie between 2 and the group size 4, got 1"):
-        outcome.group_verdict(size=4, valid=0, lost=0, retriable=0, min_valid=1)
-    with pytest.raises(ValueError, match=r"counts must fit the group size 4, got 3 \+ 2 \+ 0"):
-        outcome.group_verdict(size=4, valid=3, lost=2, retriable=0, min_valid=2)
+GROUP = {"size": 4, "valid": 1, "lost": 1, "retriable": 1, "min_valid": 2}
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"min_valid": 1}, "min_valid must lie between 2 and the group size 4, got 1"),
+        ({"min_valid": 5}, "min_valid must lie between 2 and the group size 4, got 5"),
+        ({"valid": 3, "retriable": 0, "lost": 2}, r"counts must fit the group size 4, got 3 \+ 2 \+ 0"),
+        ({"valid": 3}, r"counts must fit the group size 4, got 3 \+ 1 \+ 1"),
+        ({"valid": -1}, r"counts must fit the group size 4, got -1 \+ 1 \+ 1"),
+        ({"lost": -1}, r"counts must fit the group size 4, got 1 \+ -1 \+ 1"),
+        ({"retriable": -1}, r"counts must fit the group size 4, got 1 \+ 1 \+ -1"),
+        ({"size": 0}, "size must be positive, got 0"),
+        ({"size": 4.0}, r"size must be a whole number, got 4\.0"),
+        ({"min_valid": True}, "min_valid must be a whole number, got True"),
+        ({"valid": 1.0}, r"valid must be a whole number, got 1\.0"),
+        ({"lost": float("nan")}, "lost must be a whole number, got nan"),
+        ({"retriable": False}, "retriable must be a whole number, got False"),
+    ],
+)
+def test_impossible_counts_are_refused(change, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        outcome.group_verdict(**(GROUP | change))
+
+
+@pytest.mark.parametrize("min_valid", [2, 4])
+def test_the_bounds_of_min_valid_are_allowed(min_valid):
+    assert outcome.group_verdict(size=4, valid=4, lost=0, retriable=0, min_valid=min_valid) == "complete"
+
+
+def test_a_group_of_the_least_size_waits_for_both():
+    assert outcome.group_verdict(size=2, valid=1, lost=0, retriable=0, min_valid=2) == "wait"
+    assert outcome.group_verdict(size=2, valid=1, lost=0, retriable=1, min_valid=2) == "refill"
 
 
 def test_rows_of_one_rollout_must_agree_on_the_reward():
@@ -120,17 +158,62 @@ def test_rows_of_one_rollout_must_agree_on_the_reward():
 
 
 def test_zero_is_a_reward_and_none_is_not():
+    """Scores of 0.0 are kept where a default would take their place."""
     assert outcome.reward_per_rollout([1, 1, 2], [0.0, 0.0, None]) == {1: 0.0, 2: None}
+    with pytest.raises(ValueError, match="rows of rollout 1 must agree on the reward, got None and 0.0"):
+        outcome.reward_per_rollout([1, 1], [None, 0.0])
+
+
+@given(rewards=st.dictionaries(st.integers(0, 9), st.none() | st.floats(-5, 5)), data=st.data())
+def test_rewards_per_rollout_do_not_depend_on_how_many_rows_repeat_them_nor_on_their_order(rewards, data):
+    rows = [owner for owner in rewards for _ in range(data.draw(st.integers(1, 3)))]
+    rows = data.draw(st.permutations(rows))
+    assert outcome.reward_per_rollout(rows, [rewards[owner] for owner in rows]) == rewards
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match=f"the reward of rollout 7 must be finite or None, got {value}"):
+        outcome.reward_per_rollout([3, 7], [0.5, value])
+
+
+def test_rollouts_and_rewards_must_be_equally_many():
+    with pytest.raises(ValueError, match="rollout_id and reward must be equally long, got 2 and 1"):
+        outcome.reward_per_rollout([1, 2], [0.5])
 
 
 @pytest.mark.parametrize(
-    "errors, trials, stop", [(2, 10, False), (3, 10, True), (3, 9, False), (0, 0, False)]
+    "errors, trials, stop", [(2, 10, False), (3, 10, True), (3, 9, False), (0, 0, False), (10, 10, True)]
 )
 def test_a_run_stops_when_system_errors_pass_the_bound(errors, trials, stop):
     found = outcome.too_many_system_errors(system_errors=errors, trials=trials, max_rate=0.2, min_trials=10)
     assert found is stop
 
 
-def test_more_errors_than_trials_are_refused():
-    with pytest.raises(ValueError, match="system_errors must lie between 0 and 1 trials, got 2"):
-        outcome.too_many_system_errors(system_errors=2, trials=1, max_rate=0.5, min_trials=1)
+@pytest.mark.parametrize("rate, stop", [(0.0, True), (1.0, False)])
+def test_the_ends_of_the_rate_are_none_and_all(rate, stop):
+    assert outcome.too_many_system_errors(system_errors=1, trials=1, max_rate=rate, min_trials=0) is stop
+    assert not outcome.too_many_system_errors(system_errors=0, trials=1, max_rate=rate, min_trials=0)
+
+
+AUDIT = {"system_errors": 1, "trials": 2, "max_rate": 0.5, "min_trials": 1}
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        ({"system_errors": 3}, "system_errors must lie between 0 and 2 trials, got 3"),
+        ({"system_errors": -1}, "system_errors must lie between 0 and 2 trials, got -1"),
+        ({"system_errors": True}, "system_errors must be a whole number, got True"),
+        ({"trials": -1}, "trials must not be negative, got -1"),
+        ({"trials": 2.0}, r"trials must be a whole number, got 2\.0"),
+        ({"min_trials": -1}, "min_trials must not be negative, got -1"),
+        ({"max_rate": float("nan")}, "max_rate must lie between 0 and 1, got nan"),
+        ({"max_rate": -0.1}, r"max_rate must lie between 0 and 1, got -0\.1"),
+        ({"max_rate": 1.1}, r"max_rate must lie between 0 and 1, got 1\.1"),
+    ],
+)
+def test_an_audit_that_could_not_stop_anything_is_refused(change, text):
+    """With a NaN for a rate no number of errors would ever be too many."""
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        outcome.too_many_system_errors(**(AUDIT | change))

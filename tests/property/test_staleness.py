@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,10 +85,91 @@ def test_histogram_counts_every_trajectory_once(ages):
     assert list(found) == sorted(found)
 
 
-def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="batch_groups must be positive, got 0"):
-        capacity(batch=0)
-    with pytest.raises(ValueError, match="must not be negative, got 0, -1, 0, 0"):
-        capacity(accepted=-1)
-    with pytest.raises(ValueError, match="a token must not be newer than the trainer's version 3, got 4"):
-        staleness.staleness([4, 5], version=3)
+@given(versions=st.lists(st.integers(-3, 9), min_size=1), now=st.integers(9, 12))
+def test_age_does_not_depend_on_order_repetition_or_the_kind_of_iterable(versions, now):
+    age = staleness.staleness(versions, version=now)
+    assert age == staleness.staleness(iter(versions[::-1] * 2), version=now) >= 0
+
+
+def test_a_trajectory_without_a_sampled_token_has_no_age():
+    assert staleness.staleness([], version=7) == staleness.staleness([-1, -1], version=7) == 0
+
+
+def test_version_zero_is_a_version():
+    assert staleness.staleness([-1, 0], version=2) == 2
+
+
+@pytest.mark.parametrize("bound, keep", [(0, True), (1, True)])
+def test_a_trajectory_of_the_current_version_is_always_fresh(bound, keep):
+    assert staleness.is_fresh(0, max_staleness=bound) is keep
+
+
+def test_overtaking_takes_a_group_past_the_bound_though_every_start_was_admitted():
+    """Batch 1, bound 1, two side by side: g0 and g1 start at version 0, g1 to g3 are trained, g0 last.
+
+    The bound on admission holds for counts, not for a group that others overtake; hence `is_fresh`.
+    """
+    started, trained = {"g0": 0, "g1": 0}, 0
+    for name in ("g1", "g2", "g3"):
+        trained += 1
+        assert capacity(version=trained, accepted=trained, running=1, batch=1, bound=1, cap=2) == 1
+        started[f"g{int(name[1]) + 1}"] = trained
+    age = staleness.staleness([started["g0"]], version=trained)
+    assert age == 3 and not staleness.is_fresh(age, max_staleness=1)
+
+
+def test_a_dropped_group_gives_its_place_back():
+    """Batch 2, bound 1, four side by side: four accepted leave none, one of them dropped leaves one."""
+    assert capacity(batch=2, bound=1, cap=4, accepted=4) == 0
+    assert capacity(batch=2, bound=1, cap=4, accepted=3) == 1
+
+
+@pytest.mark.parametrize("name", ["version", "accepted", "running", "bound", "cap"])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (-1, "must not be negative, got -1"),
+        (1.0, r"must be a whole number, got 1\.0"),
+        (True, "number, got True"),
+    ],
+)
+def test_a_count_that_is_none_is_refused(name, value, text):
+    full = {"bound": "max_staleness", "cap": "max_running"}.get(name, name)
+    with pytest.raises(ValueError, match=f"^{full} .*{text}"):
+        capacity(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    [
+        (lambda: capacity(batch=0), "batch_groups must be positive, got 0"),
+        (lambda: capacity(batch=math.nan), "batch_groups must be a whole number, got nan"),
+        (lambda: staleness.accepted_at(-1, batch_groups=1), "version must not be negative, got -1"),
+        (lambda: staleness.accepted_at(1, batch_groups=0), "batch_groups must be positive, got 0"),
+        (
+            lambda: staleness.staleness([4, 5], version=3),
+            "a token must not be newer than the trainer's version 3, got 4",
+        ),
+        (lambda: staleness.staleness([], version=-1), "version must not be negative, got -1"),
+        (
+            lambda: staleness.staleness([0.0], version=1),
+            r"every policy_version must be a whole number, got 0\.0",
+        ),
+        (
+            lambda: staleness.staleness([math.nan], version=1),
+            "every policy_version must be a whole number, got nan",
+        ),
+        (lambda: staleness.is_fresh(-1, max_staleness=1), "age must not be negative, got -1"),
+        (lambda: staleness.is_fresh(math.nan, max_staleness=1), "age must be a whole number, got nan"),
+        (lambda: staleness.is_fresh(1, max_staleness=-1), "max_staleness must not be negative, got -1"),
+        (lambda: staleness.staleness_histogram([1, -1]), "every age must not be negative, got -1"),
+        (lambda: staleness.staleness_histogram([0.5]), r"every age must be a whole number, got 0\.5"),
+    ],
+)
+def test_bad_input_is_refused(call, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        call()
+
+
+def test_a_token_as_new_as_the_trainer_has_age_zero():
+    assert staleness.staleness([3], version=3) == 0
