@@ -1,13 +1,18 @@
-"""What graded trials say about a policy, and what two sets say about two, with the doubt that is left."""
+"""What graded trials say about a policy. What two sets say about two is in `comparison`, and can be had here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .student import student_cdf, student_quantile
+from .check import check_count, check_whole
+from .comparison import Comparison as Comparison
+from .comparison import compare as compare
+from .comparison import holm as holm
+from .comparison import seeds_needed as seeds_needed
+from .comparison import variance_of
 
 
 def pass_at_k(*, trials: int, passed: int, k: int) -> float:
@@ -25,6 +30,46 @@ def pass_power_k(*, trials: int, passed: int, k: int) -> float:
     return math.comb(passed, k) / math.comb(trials, k)
 
 
+class Count(NamedTuple):
+    """Trials of one problem, and how many of them passed."""
+
+    trials: int
+    passed: int
+
+
+def counts_by_problem(
+    problem_id: Sequence[Hashable], rollout_id: Sequence[Hashable], passed: Sequence[bool]
+) -> dict[Hashable, Count]:
+    """Trials and passes of every problem, from rows of which one rollout may have several; it counts once.
+
+    Args:
+        problem_id, rollout_id: whose row it is; rollouts of two problems may bear the same name.
+        passed: what became of the rollout, repeated in each of its rows.
+
+    Raises:
+        ValueError: if the lists differ in length, or two rows of a rollout disagree; the message names it.
+    """
+    if not len(problem_id) == len(rollout_id) == len(passed):
+        raise ValueError(
+            "problem_id, rollout_id and passed must be equally long, "
+            f"got {len(problem_id)}, {len(rollout_id)} and {len(passed)}"
+        )
+    found: dict[Hashable, dict[Hashable, bool]] = {}
+    for problem, rollout, value in zip(problem_id, rollout_id, passed, strict=True):
+        if found.setdefault(problem, {}).setdefault(rollout, bool(value)) != bool(value):
+            raise ValueError(f"rows of rollout {rollout} must agree on whether it passed, got both")
+    return {problem: Count(len(one), sum(one.values())) for problem, one in found.items()}
+
+
+def mean_pass_at_k(counts: Sequence[Count], *, k: int) -> Mean:
+    """pass@k of every problem, then their mean, with its error over problems: never k trials of all at once.
+
+    Raises:
+        ValueError: a problem has fewer than k trials.
+    """
+    return mean_and_error([pass_at_k(trials=c.trials, passed=c.passed, k=k) for c in counts])
+
+
 class Mean(NamedTuple):
     """A mean and its standard error; NaN where there is nothing to tell it from."""
 
@@ -34,104 +79,13 @@ class Mean(NamedTuple):
 
 def mean_and_error(values: Sequence[float]) -> Mean:
     """The mean of independent values and its standard error, with n - 1."""
+    for value in values:
+        if not math.isfinite(value):
+            raise ValueError(f"every value must be finite, got {value}")
     if not values:
         return Mean(math.nan, math.nan)
     mean = math.fsum(values) / len(values)
-    return Mean(mean, math.sqrt(_variance(values) / len(values)) if len(values) > 1 else math.nan)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What two arms, run with the same seeds on the same tasks, say about each other.
-
-    Example: `Comparison(difference=0.04, low=-0.01, high=0.09, p_value=0.1, seed_spread=0.03, verdict="tie")`
-
-    Args:
-        difference: mean of b minus mean of a.
-        low, high: confidence interval of the difference.
-        p_value: of no difference, two-sided; what `holm` takes.
-        seed_spread: standard deviation over seeds of a seed's mean difference; what `seeds_needed` takes.
-        verdict: "tie", "a better" or "b better".
-    """
-
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    seed_spread: float
-    verdict: str
-
-
-def compare(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, confidence: float) -> Comparison:
-    """The paired difference by seed and task, seeds and tasks both drawn at random.
-
-    d = b - a per seed and task is a mean, a seed's part, a task's part and a rest; the three mean squares
-    of the two-way table give Var(mean) = (MS_seed + MS_task - MS_rest) / (S T), at least what either alone
-    gives, with Satterthwaite's degrees of freedom. So neither many tasks nor many seeds hide a spread in
-    the other. With one seed it speaks about tasks only, and `seed_spread` is NaN.
-
-    Args:
-        a: score of the first arm, [seed][task]; a score may be a mean over samples.
-        b: of the second arm, the same seeds and tasks.
-        confidence: of the interval, such as 0.95; for m comparisons 1 - 0.05 / m (Bonferroni).
-    """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    shapes = [[len(row) for row in a], [len(row) for row in b]]
-    if not a or not a[0] or shapes[0] != shapes[1] or len(set(shapes[0])) > 1:
-        raise ValueError(f"a and b must be two equal tables [seed][task], got rows of {shapes}")
-    d = [[y - x for x, y in zip(row_a, row_b, strict=True)] for row_a, row_b in zip(a, b, strict=True)]
-    by_seed = [math.fsum(row) / len(row) for row in d]
-    difference = math.fsum(by_seed) / len(by_seed)
-    variance, degrees = _crossed_variance(d)
-    error = math.sqrt(variance)
-    if error == 0:
-        low = high = difference
-        p_value = 1.0 if difference == 0 else 0.0
-    else:
-        reach = student_quantile((1 + confidence) / 2, degrees) * error
-        low, high = difference - reach, difference + reach
-        p_value = 2 * student_cdf(-abs(difference) / error, degrees)
-    return Comparison(
-        difference=difference,
-        low=low,
-        high=high,
-        p_value=p_value,
-        seed_spread=math.sqrt(_variance(by_seed)) if len(by_seed) > 1 else math.nan,
-        verdict="tie" if not (low > 0 or high < 0) else "b better" if low > 0 else "a better",
-    )
-
-
-def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """p-values of several comparisons, adjusted so that the chance of any error is the stated one."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted = [0.0] * len(p_values)
-    so_far = 0.0
-    for rank, index in enumerate(order):
-        so_far = max(so_far, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = so_far
-    return tuple(adjusted)
-
-
-def seeds_needed(*, difference: float, seed_spread: float, power: float, confidence: float) -> int:
-    """Paired seeds with which a true `difference` would be told from none with this power.
-
-        least n >= 2 with n >= ((t_{n-1}((1 + confidence) / 2) + t_{n-1}(power)) * seed_spread / difference)^2
-
-    Only the spread over seeds shrinks with more seeds; the doubt that comes from few tasks does not.
-    """
-    if not abs(difference) > 0:
-        raise ValueError(f"difference must not be 0, got {difference}")
-    if not seed_spread >= 0:
-        raise ValueError(f"seed_spread must not be negative, got {seed_spread}")
-    ratio = (seed_spread / abs(difference)) ** 2
-    level = (1 + confidence) / 2
-    count = max(
-        2, math.ceil((student_quantile(level, math.inf) + student_quantile(power, math.inf)) ** 2 * ratio)
-    )
-    while count < (student_quantile(level, count - 1) + student_quantile(power, count - 1)) ** 2 * ratio:
-        count += 1
-    return count
+    return Mean(mean, math.sqrt(variance_of(values) / len(values)) if len(values) > 1 else math.nan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +100,14 @@ class Behaviour:
     tool_calls: int
     tool_errors: int
     context_exhausted: bool
+
+    def __post_init__(self) -> None:
+        check_count("turns", self.turns, least=0)
+        check_count("sampled_tokens", self.sampled_tokens, least=0)
+        check_count("tool_calls", self.tool_calls, least=0)
+        check_count("tool_errors", self.tool_errors, least=0)
+        if self.tool_errors > self.tool_calls:
+            raise ValueError(f"tool_errors must be at most {self.tool_calls} calls, got {self.tool_errors}")
 
 
 class BehaviourRates(NamedTuple):
@@ -174,36 +136,9 @@ def _share(part: float, whole: float) -> float:
 
 
 def _check_counts(trials: int, passed: int, k: int) -> None:
+    for name, value in (("trials", trials), ("passed", passed), ("k", k)):
+        check_whole(name, value)
     if not 0 <= passed <= trials:
         raise ValueError(f"passed must lie between 0 and {trials} trials, got {passed}")
     if not 1 <= k <= trials:
         raise ValueError(f"k must lie between 1 and {trials} trials, got {k}")
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _crossed_variance(d: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Variance of the mean of a seed-by-task table and its degrees of freedom."""
-    seeds, tasks = len(d), len(d[0])
-    by_seed = [math.fsum(row) / tasks for row in d]
-    by_task = [math.fsum(column) / seeds for column in zip(*d, strict=True)]
-    if seeds == 1 and tasks == 1:
-        return math.inf, 1.0
-    if seeds == 1 or tasks == 1:
-        values = by_task if seeds == 1 else by_seed
-        return _variance(values) / len(values), len(values) - 1
-    mean = math.fsum(by_seed) / seeds
-    rest = math.fsum(
-        (d[s][t] - by_seed[s] - by_task[t] + mean) ** 2 for s in range(seeds) for t in range(tasks)
-    ) / ((seeds - 1) * (tasks - 1))
-    square = (tasks * _variance(by_seed), seeds * _variance(by_task), rest)
-    degrees = (seeds - 1, tasks - 1, (seeds - 1) * (tasks - 1))
-    total = square[0] + square[1] - square[2]
-    if total <= max(square[:2]):
-        largest = 0 if square[0] >= square[1] else 1
-        return square[largest] / (seeds * tasks), degrees[largest]
-    spread = sum(ms * ms / df for ms, df in zip(square, degrees, strict=True))
-    return total / (seeds * tasks), total * total / spread

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core import estimate
-from core.counter import counter_uniform
-from core.estimate import Behaviour
-from core.student import student_cdf, student_quantile
-
-SCORE = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+from core.estimate import Behaviour, Count
 
 
 @st.composite
@@ -45,11 +41,88 @@ def test_pass_at_k_worked_examples(trials, passed, k, expected):
     assert estimate.pass_at_k(trials=trials, passed=passed, k=k) == pytest.approx(expected)
 
 
-def test_pass_at_k_refuses_more_trials_than_there_were():
-    with pytest.raises(ValueError, match="k must lie between 1 and 3 trials, got 4"):
-        estimate.pass_at_k(trials=3, passed=1, k=4)
-    with pytest.raises(ValueError, match="passed must lie between 0 and 3 trials, got 4"):
-        estimate.pass_power_k(trials=3, passed=4, k=1)
+@pytest.mark.parametrize(
+    "trials, passed, k, text",
+    [
+        (3, 1, 4, "k must lie between 1 and 3 trials, got 4"),
+        (3, 1, 0, "k must lie between 1 and 3 trials, got 0"),
+        (3, 4, 1, "passed must lie between 0 and 3 trials, got 4"),
+        (3, -1, 1, "passed must lie between 0 and 3 trials, got -1"),
+        (0, 0, 1, "k must lie between 1 and 0 trials, got 1"),
+        (3.0, 1, 1, r"trials must be a whole number, got 3\.0"),
+        (3, True, 1, "passed must be a whole number, got True"),
+        (3, 1, math.nan, "k must be a whole number, got nan"),
+    ],
+)
+def test_pass_at_k_refuses_what_was_not_tried(trials, passed, k, text):
+    for call in (estimate.pass_at_k, estimate.pass_power_k):
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            call(trials=trials, passed=passed, k=k)
+
+
+def test_four_rollouts_in_seven_rows_are_four_trials():
+    """One of them passed, in two rows: pass@1 is a quarter, not two sevenths."""
+    found = estimate.counts_by_problem("ppppppp", [0, 0, 1, 1, 2, 3, 3], [1, 1, 0, 0, 0, 0, 0])
+    assert found == {"p": Count(trials=4, passed=1)}
+    assert estimate.mean_pass_at_k(list(found.values()), k=1).mean == 0.25
+
+
+@st.composite
+def rollouts(draw):
+    """Problem, rollout, passed; a rollout in one to three rows, rollouts of problems named alike."""
+    tried = draw(st.lists(st.lists(st.booleans(), min_size=1, max_size=4), min_size=1, max_size=4))
+    rows = [
+        (problem, rollout, passed)
+        for problem, trials in enumerate(tried)
+        for rollout, passed in enumerate(trials)
+        for _ in range(draw(st.integers(1, 3)))
+    ]
+    return tried, draw(st.permutations(rows))
+
+
+@given(case=rollouts())
+def test_a_rollout_counts_once_however_many_rows_it_has_and_wherever_they_lie(case):
+    tried, rows = case
+    found = estimate.counts_by_problem(*map(list, zip(*rows)))
+    assert found == {i: Count(trials=len(t), passed=sum(t)) for i, t in enumerate(tried)}
+
+
+@given(cases=st.lists(counts(), min_size=1, max_size=5))
+def test_pass_at_k_over_problems_is_the_mean_of_theirs_and_not_that_of_all_trials(cases):
+    k = min(case["k"] for case in cases)
+    each = [estimate.pass_at_k(**(case | {"k": k})) for case in cases]
+    found = estimate.mean_pass_at_k([Count(case["trials"], case["passed"]) for case in cases], k=k)
+    assert found.mean == pytest.approx(sum(each) / len(each))
+    assert found == pytest.approx(estimate.mean_and_error(each), nan_ok=True)
+
+
+def test_two_problems_one_easy_one_hard():
+    """One of two and three of four: with k = 2, 1 and 1 on average; pooled, 4 of 6 would be 14/15."""
+    counts = [Count(2, 1), Count(4, 3)]
+    assert estimate.mean_pass_at_k(counts, k=2).mean == 1.0
+    assert estimate.mean_pass_at_k(counts, k=1) == (0.625, 0.125)
+
+
+def test_a_problem_with_too_few_trials_is_refused():
+    with pytest.raises(ValueError, match="k must lie between 1 and 1 trials, got 2"):
+        estimate.mean_pass_at_k([Count(4, 1), Count(1, 1)], k=2)
+
+
+def test_rows_of_one_rollout_must_agree_whether_it_passed():
+    with pytest.raises(ValueError, match="rows of rollout 7 must agree on whether it passed, got both"):
+        estimate.counts_by_problem([0, 0], [7, 7], [True, False])
+    assert estimate.counts_by_problem([0, 1], [7, 7], [True, False]) == {0: (1, 1), 1: (1, 0)}
+    with pytest.raises(ValueError, match="rows of rollout 7 must agree"):
+        estimate.counts_by_problem([0, 0], [7, 7], [False, True])
+
+
+@pytest.mark.parametrize("short", range(3))
+def test_rows_must_be_complete(short):
+    lists = [[0, 0], [1, 2], [True, False]]
+    lists[short] = lists[short][:1]
+    told = ", ".join(str(len(one)) for one in lists[:2])
+    with pytest.raises(ValueError, match=f"must be equally long, got {told} and {len(lists[2])}"):
+        estimate.counts_by_problem(*lists)
 
 
 def test_mean_and_error_of_few_values():
@@ -58,186 +131,23 @@ def test_mean_and_error_of_few_values():
     assert all(math.isnan(x) for x in estimate.mean_and_error([]))
 
 
-@pytest.mark.parametrize(
-    "probability, degrees, quantile",
-    [
-        (0.975, 1, 12.7062047362),
-        (0.975, 2, 4.30265272991),
-        (0.975, 10, 2.22813885196),
-        (0.95, 5, 2.01504837333),
-        (0.8, 3, 0.978472312),
-        (0.975, math.inf, 1.95996398454),
-    ],
-)
-def test_student_quantiles_of_the_tables(probability, degrees, quantile):
-    assert student_quantile(probability, degrees) == pytest.approx(quantile, rel=1e-7)
-    assert student_quantile(1 - probability, degrees) == pytest.approx(-quantile, rel=1e-7)
+@given(values=st.lists(st.floats(-100, 100), min_size=2, max_size=9), shift=st.floats(-10, 10))
+def test_the_error_of_a_mean_does_not_depend_on_order_or_origin(values, shift):
+    mean, error = estimate.mean_and_error(values)
+    moved = estimate.mean_and_error([value + shift for value in reversed(values)])
+    assert moved.mean == pytest.approx(mean + shift, abs=1e-9)
+    assert moved.error == pytest.approx(error, rel=1e-6, abs=1e-9)
 
 
-@given(x=st.floats(-20, 20), degrees=st.floats(0.5, 200))
-def test_student_cdf_and_quantile_are_inverse(x, degrees):
-    p = student_cdf(x, degrees)
-    assert p == pytest.approx(1 - student_cdf(-x, degrees), abs=1e-12)
-    if 1e-9 < p < 1 - 1e-9:
-        assert student_quantile(p, degrees) == pytest.approx(x, rel=1e-5, abs=1e-6)
+def test_the_error_of_a_mean_halves_with_four_times_the_values_but_for_n_minus_1():
+    few, many = estimate.mean_and_error([0.0, 1.0] * 5), estimate.mean_and_error([0.0, 1.0] * 20)
+    assert few.error / many.error == pytest.approx(2 * math.sqrt(39 / 36))
 
 
-def test_student_with_one_degree_is_cauchy_and_with_many_is_normal():
-    for x in (-3.0, -0.2, 0.0, 1.7):
-        assert student_cdf(x, 1) == pytest.approx(0.5 + math.atan(x) / math.pi)
-        assert student_cdf(x, 1e7) == pytest.approx(student_cdf(x, math.inf), abs=1e-7)
-
-
-@pytest.mark.parametrize("call", [lambda: student_cdf(0, 0), lambda: student_quantile(1.0, 3)])
-def test_student_refuses_what_has_no_answer(call):
-    with pytest.raises(ValueError, match="must"):
-        call()
-
-
-@st.composite
-def tables(draw, arms=2):
-    seeds, tasks = draw(st.integers(1, 4)), draw(st.integers(1, 6))
-    row = st.lists(SCORE, min_size=tasks, max_size=tasks)
-    return [draw(st.lists(row, min_size=seeds, max_size=seeds)) for _ in range(arms)]
-
-
-@given(arms=tables())
-def test_comparing_the_other_way_round_mirrors_everything(arms):
-    one, two = estimate.compare(*arms, confidence=0.9), estimate.compare(*reversed(arms), confidence=0.9)
-    assert one.difference == pytest.approx(-two.difference)
-    assert one.low == pytest.approx(-two.high) and one.p_value == pytest.approx(two.p_value)
-    assert {one.verdict, two.verdict} in ({"tie"}, {"a better", "b better"})
-
-
-@given(arms=tables())
-def test_the_verdict_follows_the_interval_and_the_p_value(arms):
-    found = estimate.compare(*arms, confidence=0.9)
-    assert found.low <= found.difference <= found.high
-    assert (found.verdict == "tie") == (found.low <= 0 <= found.high)
-    if abs(found.p_value - 0.1) > 1e-6:
-        assert (found.verdict == "tie") == (found.p_value > 0.1)
-    assert found.verdict != "b better" or found.difference > 0
-
-
-@given(arms=tables(arms=1))
-def test_an_arm_ties_with_itself(arms):
-    found = estimate.compare(arms[0], arms[0], confidence=0.95)
-    assert found.verdict == "tie" and found.difference == 0 and found.p_value == 1
-
-
-@given(arms=tables(), data=st.data())
-def test_order_of_seeds_and_tasks_does_not_matter(arms, data):
-    rows = data.draw(st.permutations(range(len(arms[0]))))
-    columns = data.draw(st.permutations(range(len(arms[0][0]))))
-    moved = [[[arm[r][c] for c in columns] for r in rows] for arm in arms]
-    one, two = estimate.compare(*arms, confidence=0.9), estimate.compare(*moved, confidence=0.9)
-    assert one.difference == pytest.approx(two.difference) and one.low == pytest.approx(two.low)
-
-
-def test_more_confidence_is_a_wider_interval():
-    a, b = [[0.0, 0.5, 0.25]] * 2, [[0.5, 0.25, 1.0], [0.25, 0.25, 0.5]]
-    narrow, wide = (estimate.compare(a, b, confidence=c) for c in (0.5, 0.99))
-    assert wide.low < narrow.low < narrow.high < wide.high
-
-
-def test_one_task_is_the_paired_t_test_over_seeds():
-    """Differences 1, 2, 3: mean 2, error 0.57735, t with 2 degrees of freedom."""
-    found = estimate.compare([[0.0]] * 3, [[1.0], [2.0], [3.0]], confidence=0.95)
-    reach = 4.30265272991 / math.sqrt(3)
-    assert (found.low, found.high) == pytest.approx((2 - reach, 2 + reach))
-    assert found.seed_spread == pytest.approx(1.0)
-
-
-def test_many_tasks_do_not_hide_a_spread_over_seeds():
-    """Each seed moves all 100 tasks alike: what is known is known from three seeds."""
-    a = [[0.5] * 100] * 3
-    b = [[0.5 + shift] * 100 for shift in (0.1, 0.2, 0.3)]
-    few = estimate.compare([[0.5]] * 3, [[0.6], [0.7], [0.8]], confidence=0.95)
-    many = estimate.compare(a, b, confidence=0.95)
-    assert many.low == pytest.approx(few.low) and many.high == pytest.approx(few.high)
-
-
-def test_seeds_and_tasks_both_widen_the_interval():
-    """Mean squares 9, 9 and 1: variance (9 + 9 - 1) / 4, Satterthwaite 17^2 / (81 + 81 + 1)."""
-    found = estimate.compare([[0.0, 0.0]] * 2, [[0.0, 2.0], [2.0, 6.0]], confidence=0.95)
-    reach = student_quantile(0.975, 289 / 163) * math.sqrt(4.25)
-    assert (found.low, found.high) == pytest.approx((2.5 - reach, 2.5 + reach))
-    assert found.seed_spread == pytest.approx(3 / math.sqrt(2))
-
-
-def test_one_seed_and_one_task_prove_nothing():
-    found = estimate.compare([[0.0]], [[1.0]], confidence=0.5)
-    assert found.verdict == "tie" and found.low == -math.inf and math.isnan(found.seed_spread)
-
-
-def test_false_alarms_are_as_rare_as_stated():
-    """Two equal arms, with a part of every seed and of every task in their difference."""
-
-    def noise(*index):
-        return math.sqrt(3) * (2 * counter_uniform(7, *index) - 1)
-
-    alarms = 0
-    for run in range(200):
-        zero = [[0.0] * 12 for _ in range(4)]
-        b = [
-            [0.5 * noise(run, 0, s) + 0.5 * noise(run, 1, t) + noise(run, 2, s, t) for t in range(12)]
-            for s in range(4)
-        ]
-        alarms += estimate.compare(zero, b, confidence=0.9).verdict != "tie"
-    assert alarms <= 32, alarms
-
-
-@pytest.mark.parametrize(
-    "a, b, confidence, text",
-    [
-        ([], [], 0.9, r"a and b must be two equal tables \[seed\]\[task\]"),
-        ([[1.0]], [[1.0, 2.0]], 0.9, r"a and b must be two equal tables \[seed\]\[task\]"),
-        ([[1.0], [1.0, 2.0]], [[1.0], [1.0, 2.0]], 0.9, r"a and b must be two equal tables"),
-        ([[1.0]], [[1.0]], 1.0, "confidence must lie between 0 and 1, got 1.0"),
-    ],
-)
-def test_compare_refuses_unequal_tables(a, b, confidence, text):
-    with pytest.raises(ValueError, match=text):
-        estimate.compare(a, b, confidence=confidence)
-
-
-def test_holm_worked_example():
-    assert estimate.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
-
-
-@given(p=st.lists(st.floats(0, 1), max_size=6))
-def test_holm_lies_between_no_correction_and_bonferroni(p):
-    adjusted = estimate.holm(p)
-    for before, after in zip(p, adjusted):
-        assert before <= after <= min(1.0, len(p) * before) + 1e-12
-    assert [a for _, a in sorted(zip(p, adjusted))] == sorted(adjusted)
-
-
-@pytest.mark.parametrize("difference, spread, seeds", [(1.0, 0.0, 2), (0.05, 0.05, 10), (-0.05, 0.1, 34)])
-def test_seeds_needed_at_power_80_percent(difference, spread, seeds):
-    """Effect sizes 1 and 0.5: textbook samples of a paired t test are 10 and 34."""
-    assert (
-        abs(
-            estimate.seeds_needed(difference=difference, seed_spread=spread, power=0.8, confidence=0.95)
-            - seeds
-        )
-        <= 1
-    )
-
-
-@given(difference=st.floats(0.02, 1), spread=st.floats(0, 0.3), more=st.floats(1, 2))
-def test_more_spread_needs_more_seeds(difference, spread, more):
-    def need(s):
-        return estimate.seeds_needed(difference=difference, seed_spread=s, power=0.8, confidence=0.95)
-
-    assert 2 <= need(spread) <= need(spread * more)
-
-
-def test_seeds_needed_refuses_what_has_no_answer():
-    with pytest.raises(ValueError, match="difference must not be 0, got 0.0"):
-        estimate.seeds_needed(difference=0.0, seed_spread=1.0, power=0.8, confidence=0.95)
-    with pytest.raises(ValueError, match="seed_spread must not be negative, got nan"):
-        estimate.seeds_needed(difference=1.0, seed_spread=math.nan, power=0.8, confidence=0.95)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_mean_of_what_is_no_number_is_refused(value):
+    with pytest.raises(ValueError, match=f"every value must be finite, got {value}"):
+        estimate.mean_and_error([1.0, value])
 
 
 def test_behaviour_rates_divide_sums_once():
@@ -248,3 +158,30 @@ def test_behaviour_rates_divide_sums_once():
     ]
     assert estimate.behaviour_rates(trials) == (2.5, 12.0, 0.75, 0.5)
     assert all(math.isnan(rate) for rate in estimate.behaviour_rates([]))
+
+
+def test_nothing_is_divided_by_nothing():
+    silent = Behaviour(turns=0, sampled_tokens=0, tool_calls=0, tool_errors=0, context_exhausted=True)
+    turns, tokens, success, exhausted = estimate.behaviour_rates([silent])
+    assert turns == 0.0 and exhausted == 1.0 and math.isnan(tokens) and math.isnan(success)
+
+
+@pytest.mark.parametrize("name", ["turns", "sampled_tokens", "tool_calls", "tool_errors"])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (-1, "not be negative, got -1"),
+        (1.0, r"be a whole number, got 1\.0"),
+        (True, "be a whole number, got True"),
+    ],
+)
+def test_a_behaviour_counts_in_whole_numbers(name, value, text):
+    one = {"turns": 1, "sampled_tokens": 1, "tool_calls": 1, "tool_errors": 0, "context_exhausted": False}
+    with pytest.raises(ValueError, match=f"^{name} must {text}$"):
+        Behaviour(**(one | {name: value}))
+
+
+def test_a_trial_cannot_have_more_tool_errors_than_calls():
+    Behaviour(turns=1, sampled_tokens=1, tool_calls=2, tool_errors=2, context_exhausted=False)
+    with pytest.raises(ValueError, match="tool_errors must be at most 2 calls, got 3"):
+        Behaviour(turns=1, sampled_tokens=1, tool_calls=2, tool_errors=3, context_exhausted=False)
