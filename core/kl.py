@@ -76,8 +76,7 @@ def weighted_k3(
     log_weight, known = detached_log_ratio(logprob, rollout_logprob, loss_mask)
     d = _log_ratio(logprob, reference_logprob, known)
     usable = known & reference_logprob.isfinite() & ~torch.expm1(-d.detach()).isinf()
-    weight = torch.where(usable, log_weight.exp(), 0.0)
-    d = torch.where(usable, d, 0.0)
+    weight, d = log_weight.exp(), torch.where(usable, d, 0.0)
     # Through the product, autograd would find r d as the difference of two numbers that may be far larger.
     return weight * _k3(d.detach()) + weight * d.detach() * (d - d.detach())
 

@@ -192,6 +192,8 @@ def test_arithmetic_is_float32_at_least(rule):
     assert torch.equal(RULES[rule](narrow), RULES[rule](wide))
     assert RULES[rule](narrow).dtype == torch.float32
     assert RULES[rule](tokens([-1.0], [-1.25])).dtype == F64
+    recorded = tokens([-1.0], [-1.25])
+    assert RULES[rule](recorded._replace(logprob=recorded.logprob.float())).dtype == torch.float32
 
 
 @pytest.mark.parametrize("rule", RULES)
