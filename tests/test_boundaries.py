@@ -20,9 +20,15 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 STDLIB = {"__future__", "collections", "dataclasses", "math", "typing"}
 TORCH_FREE = {
     "__init__",
+    "balance",
+    "bins",
     "budget",
+    "capacity",
+    "check",
+    "comparison",
     "counter",
     "estimate",
+    "identity",
     "outcome",
     "pack",
     "schedule",
