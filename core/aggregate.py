@@ -84,10 +84,9 @@ def _rows(loss_mask: PerToken, row_id: PerToken, group_id: PerToken) -> tuple[Pe
     _check(loss_mask, row_id, group_id)
     row, group = dense(row_id), dense(group_id)
     group_of_row = torch.zeros_like(row).scatter_reduce(0, row, torch.where(loss_mask, group, 0), "amax")
-    if not torch.compiler.is_compiling():
-        strays = loss_mask & (group_of_row[row] != group)
-        if strays.any():
-            raise ValueError(f"row_id must name rows of one group each, got {row_id[strays][0]} in several")
+    strays = loss_mask & (group_of_row[row] != group)
+    if not torch.compiler.is_compiling() and strays.any():
+        raise ValueError(f"row_id must name rows of one group each, got {row_id[strays][0]} in several")
     return row, group_of_row
 
 
