@@ -32,7 +32,8 @@ def react(settings: Settings, state: State, event: Event) -> Step:
 
 def replay(settings: Settings, events: Iterable[Event]) -> tuple[State, list[tuple[Action, ...]]]:
     """The state after all events, and the actions that followed each."""
-    state, history = begin(), []
+    state = begin()
+    history: list[tuple[Action, ...]] = []
     for event in events:
         state, actions = react(settings, state, event)
         history.append(actions)
