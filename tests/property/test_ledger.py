@@ -20,11 +20,8 @@ def spans(draw):
     ids = draw(IDS)
     if draw(st.booleans()):
         return ledger.given(ids)
-    return ledger.sampled(ids, [-0.5] * len(ids), draw(st.lists(st.integers(0, 2), **sized(ids))))
-
-
-def sized(ids):
-    return {"min_size": len(ids), "max_size": len(ids)}
+    version = draw(st.lists(st.integers(0, 2), min_size=len(ids), max_size=len(ids)))
+    return ledger.sampled(ids, [-0.5] * len(ids), version)
 
 
 rows = st.builds(

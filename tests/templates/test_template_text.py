@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.tito import (
+    Ledger,
     append_completion,
     append_observation,
     close,
@@ -104,7 +105,8 @@ def test_every_prompt_of_a_ledger_is_the_templates_own_and_each_sampled_token_is
     family, conversation
 ):
     """Canonical turns, so that even the wording is the template's; new rows only where it drops reasoning."""
-    rows, said, past, new = (), [], [], []
+    rows: tuple[Ledger, ...] = ()
+    said, past, new = [], [], []
     for message in conversation:
         if message["role"] != "assistant":
             new.append(message)
