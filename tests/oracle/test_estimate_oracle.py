@@ -1,4 +1,4 @@
-"""core/estimate.py against enumeration and the two-way table."""
+"""core/estimate.py against enumeration."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 import oracle_estimate as oracle
 import pytest
 from comparing import assert_same
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from core.estimate import (
     Behaviour,
+    Count,
     behaviour_rates,
-    compare,
-    holm,
+    counts_by_problem,
     mean_and_error,
+    mean_pass_at_k,
     pass_at_k,
     pass_power_k,
-    seeds_needed,
 )
 
 CASES = [(n, c, k) for n in range(1, 7) for c in range(n + 1) for k in range(1, n + 1)]
@@ -56,54 +56,30 @@ def test_mean_and_error_is_the_textbook_formula(values: list[float]) -> None:
     assert_same(found.error, oracle.standard_error(values))
 
 
-scores = st.integers(0, 8).map(lambda k: k / 8) | st.floats(-1, 1)
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> tuple[list[list[float]], list[list[float]]]:
-    """Two arms, the same seeds and tasks."""
-    seeds, tasks = draw(st.tuples(st.integers(1, 4), st.integers(1, 5)))
-    row = st.lists(scores, min_size=tasks, max_size=tasks)
-    table = st.lists(row, min_size=seeds, max_size=seeds)
-    return draw(table), draw(table)
-
-
-@settings(max_examples=30)
-@given(tables(), st.sampled_from([0.8, 0.95, 0.99]))
-def test_compare_is_the_two_way_table_written_out(
-    arms: tuple[list[list[float]], list[list[float]]], confidence: float
+@given(st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 2)), st.booleans(), max_size=6), st.data())
+def test_counts_by_problem_count_a_rollout_once(
+    table: dict[tuple[int, int], bool], data: st.DataObject
 ) -> None:
-    a, b = arms
-    seeds, tasks = len(a), len(a[0])
-    assume(seeds > 1 or tasks > 1)
-    squares = oracle.mean_squares([[y - x for x, y in zip(*rows)] for rows in zip(a, b)])
-    assume(max(squares[:2]) > 1e-6 and squares[0] != squares[1])
-    turn = squares[0] + squares[1] - squares[2] - max(squares[:2])
-    assume(seeds == 1 or tasks == 1 or abs(turn) > 1e-9)
-    expected, _ = oracle.compare(a, b, confidence)
-    found = compare(a, b, confidence=confidence)
-    assert_same(found.difference, expected.difference)
-    assert_same(found.seed_spread, expected.seed_spread)
-    assert_same(found.low, expected.low, relative=1e-6, absolute=1e-7)
-    assert_same(found.high, expected.high, relative=1e-6, absolute=1e-7)
-    assert_same(found.p_value, expected.p_value, relative=1e-6, absolute=1e-9)
-    verdict = "b better" if expected.low > 0 else "a better" if expected.high < 0 else "tie"
-    assert found.verdict == verdict
+    rows = [key for key in table for _ in range(data.draw(st.integers(1, 2)))]
+    rows = data.draw(st.permutations(rows))
+    columns = ([p for p, _ in rows], [r for _, r in rows], [table[key] for key in rows])
+    found = counts_by_problem(*columns)
+    assert {p: tuple(count) for p, count in found.items()} == oracle.counts_by_problem(*columns)
 
 
-@given(st.lists(st.floats(0, 1), max_size=7))
-def test_holm_is_the_largest_of_the_steps_so_far(p_values: list[float]) -> None:
-    assert_same(list(holm(p_values)), oracle.holm(p_values))
+@given(st.lists(st.tuples(st.integers(3, 5), st.integers(0, 3)), max_size=4), st.integers(1, 3))
+def test_mean_pass_at_k_is_the_mean_over_problems(rows: list[tuple[int, int]], k: int) -> None:
+    found = mean_pass_at_k([Count(trials=n, passed=c) for n, c in rows], k=k)
+    each = [oracle.pass_at_k(n, c, k) for n, c in rows]
+    assert_same(found.mean, oracle.mean(each))
+    assert_same(found.error, oracle.standard_error(each))
 
 
-@settings(max_examples=15)
-@given(st.floats(0.2, 2), st.floats(0.05, 1), st.sampled_from([0.5, 0.8, 0.9]), st.sampled_from([0.9, 0.95]))
-def test_seeds_needed_is_the_first_count_that_is_enough(
-    difference: float, spread: float, power: float, confidence: float
-) -> None:
-    assume(spread / difference < 3)
-    found = seeds_needed(difference=difference, seed_spread=spread, power=power, confidence=confidence)
-    assert found == oracle.seeds_needed(difference, spread, power, confidence)
+def test_g55_seven_rows_of_four_rollouts_are_four_trials() -> None:
+    rollout, passed = [0, 0, 1, 2, 2, 3, 3], [True, True, False, False, False, False, False]
+    found = counts_by_problem([9] * 7, rollout, passed)[9]
+    assert tuple(found) == (4, 1)
+    assert_same(pass_at_k(trials=found.trials, passed=found.passed, k=1), 0.25)
 
 
 behaviours = st.builds(

@@ -10,7 +10,7 @@ from comparing import assert_same, flags, junk, logprobs, no_number, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.mismatch import MismatchSums, add_sums, mismatch, mismatch_sums
+from core.mismatch import MismatchSums, add_sums, is_healthy, mismatch, mismatch_sums, worst_tokens
 
 Token = tuple[float, float, bool]
 usable = st.tuples(logprobs, logprobs, st.just(True))
@@ -57,6 +57,31 @@ def test_add_sums_of_two_parts_are_the_sums_of_the_whole(one: list[Token], other
     assert found.unusable_count.item() == unusable
     for name, expected in oracle.sums(inside).items():
         assert_same(getattr(found, name), float(expected), absolute=1e-11, what=name)
+
+
+@given(tokens, st.floats(0.01, 3))
+def test_is_healthy_below_the_bound_and_never_without_a_token(rows: list[Token], bound: float) -> None:
+    mean = oracle.means(plain(rows)[0])["absolute"]
+    found = is_healthy(mismatch(summed(rows)), bound=bound)
+    if math.isnan(mean) or abs(mean - bound) > 1e-9:
+        assert found.item() == (mean < bound)
+
+
+@given(tokens, st.data())
+def test_worst_tokens_are_the_first_of_all_sorted_by_their_gap(
+    rows: list[Token], data: st.DataObject
+) -> None:
+    rows = [*rows, (-1.0, -1.0, False)]
+    count = data.draw(st.integers(1, len(rows)))
+    usable = [(abs(a - b), -t, a - b) for t, (a, b, m) in enumerate(rows) if m and math.isfinite(a - b)]
+    worst = sorted(usable, reverse=True)[:count]
+    found = worst_tokens(
+        numbers([a for a, _, _ in rows]), numbers([b for _, b, _ in rows]), flags([m for _, _, m in rows]),
+        count=count,
+    )  # fmt: skip
+    spare = count - len(worst)
+    assert_same(found.token_index, [-t for _, t, _ in worst] + [-1] * spare)
+    assert_same(found.difference, [d for _, _, d in worst] + [0.0] * spare)
 
 
 # losses.md 6.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from core.check import check_count
+from core.check import check_count, check_whole
 from core.shapes import check_one_axis
 from core.surrogate import (
     anchored,
@@ -118,13 +118,15 @@ def test_check_bounds_lets_two_bounds_in_order_through(low: float, high: float) 
     assert refuses(lambda: check_bounds(low=low, high=high)) != (0 <= low < high)
 
 
-@given(
-    st.integers(-3, 3) | st.booleans() | st.floats() | st.none() | st.text(max_size=2),
-    st.sampled_from([0, 1]),
-)
-def test_check_count_lets_whole_numbers_that_are_large_enough_through(value: object, least: int) -> None:
-    whole = type(value) is int and value >= least  # type: ignore[operator]
-    assert refuses(lambda: check_count("count", value, least=least)) != whole  # type: ignore[arg-type]
+@given(st.integers(-3, 3) | st.booleans() | st.floats() | st.none() | st.text(max_size=2))
+def test_check_whole_lets_whole_numbers_through(value: object) -> None:
+    assert refuses(lambda: check_whole("count", value)) == (type(value) is not int)
+
+
+@given(st.integers(-3, 3) | st.booleans(), st.sampled_from([0, 1]))
+def test_check_count_lets_whole_numbers_that_are_large_enough_through(value: int, least: int) -> None:
+    whole = type(value) is int and value >= least
+    assert refuses(lambda: check_count("count", value, least=least)) != whole
 
 
 SHAPES = [(), (0,), (2,), (3,), (2, 1), (2, 3)]
