@@ -26,8 +26,21 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutants.md"
 WANTED = 0.95
 
-LAWS = {"surrogate": ("loss", "loss_old")}
-"""Files whose laws stand under another name than their own; a folder's laws stand under the folder's."""
+LAWS = {
+    "balance": ("pack",),
+    "bins": ("bins", "pack"),
+    "cause": ("attribution",),
+    "check": ("staleness", "budget", "outcome"),
+    "footprint": ("footprint", "attribution"),
+    "locate": ("attribution",),
+    "rescore": ("rescore", "attribution"),
+    "shapes": ("segment", "mask", "loss"),
+    "shard": ("logprob",),
+}
+"""Files whose laws stand under another name than their own, because they are part of another file's work.
+
+Laws of all tensor functions are every tensor file's; laws of a folder stand under the folder's name.
+"""
 
 KILLED, TIMED_OUT, SURVIVED, UNTESTED = {1, 3}, {36, -24, 24, 152, 255}, {0}, {5, 33}
 """Exit codes of a mutant's run, as mutmut records them."""
@@ -81,12 +94,16 @@ class Result(NamedTuple):
 def laws_of(path: Path) -> list[str]:
     """The tests that a file of core is held against."""
     name = path.stem if path.parent.name == "core" else path.parent.name
+    tables = (
+        ["property/test_dtype_device.py"] if "\nimport torch\n" in path.read_text(encoding="utf-8") else []
+    )
     wanted = [
-        ROOT / "tests" / place
+        f"{place}.py"
         for law in LAWS.get(name, (name,))
-        for place in (f"property/test_{law}.py", f"oracle/test_{law}_oracle.py")
+        for place in (f"property/test_{law}", f"oracle/test_{law}_oracle")
     ]
-    return [str(law.relative_to(ROOT)) for law in wanted if law.exists()]
+    own = [f"tests/{law}" for law in wanted if (ROOT / "tests" / law).exists()]
+    return own + [f"tests/{table}" for table in tables if own]
 
 
 def _python(folder: Path, code: str, *words: str) -> str:
