@@ -71,3 +71,11 @@ def deal(costs: Sequence[float], ranks: int) -> list[list[float]]:
         free = [rank for rank in result if len(rank) < places]
         min(free, key=math.fsum).append(one)
     return result
+
+
+def least_makespan_of_rows(costs: Sequence[float], ranks: int) -> float:
+    """The least cost of the dearest rank, over all deals of rows."""
+    return min(
+        max(math.fsum(c for c, mine in zip(costs, deal) if mine == rank) for rank in range(ranks))
+        for deal in product(range(ranks), repeat=len(costs))
+    )
