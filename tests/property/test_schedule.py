@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,9 @@ from core.schedule import (
     DropGroup,
     EvaluationEnded,
     Finished,
+    Group,
     Opened,
+    Sample,
     Settings,
     StartTrial,
     StepTrained,
@@ -28,6 +30,7 @@ from core.schedule import (
     TrialEnded,
     WeightsApplied,
 )
+from core.schedule import order as order_of_steps
 
 BASE = {
     "steps": 3,
@@ -210,6 +213,41 @@ def test_groups_under_way_never_exceed_the_admission_bound(world):
             assert state.trained * s.batch_groups + under_way <= min(bound, s.steps * s.batch_groups)
 
 
+@given(world=worlds(evaluate_at=(0, 1, 2, 3, 4, 5)))
+def test_a_running_sample_is_no_older_than_the_weights_it_started_from(world):
+    world.run()
+    for actions, state in zip(world.actions, world.states):
+        for start in (action for action in actions if isinstance(action, StartTrial)):
+            sample = state.groups[start.group_id].samples[start.sample]
+            assert (sample.status, sample.version) == ("running", start.policy_version)
+        assert not any(g.ready for g in state.groups.values() if g.purpose == "eval")
+
+
+@given(world=worlds(max_zero_variance=4))
+def test_dropped_groups_are_counted_anew_after_every_step(world):
+    world.run()
+    for actions, state in zip(world.actions, world.states):
+        if any(isinstance(action, Train) for action in actions):
+            assert (state.zero_variance, state.lost) == (0, 0)
+
+
+@pytest.mark.parametrize("changes", [{"trained": 3, "applied": 3}, {"ending": "stop asked"}])
+def test_no_step_is_chosen_beyond_the_last_nor_once_the_run_ends(changes):
+    samples = (Sample(status="valid"), Sample(status="valid", reward=1.0))
+    groups = {i: Group(group_id=i, task=i, purpose="train", ready=True, samples=samples) for i in range(2)}
+    settings = settings_of(max_staleness=3)
+    state = replace(schedule.begin(), trained=2, applied=2, groups=groups)
+    assert order_of_steps.train(settings, state)[1] == (
+        Train(
+            version=2,
+            group_ids=(0, 1),
+            trial_ids=("train-0-0-0", "train-0-1-0", "train-1-0-0", "train-1-1-0"),
+        ),
+    )
+    state = replace(state, **changes)
+    assert order_of_steps.train(settings, state) == (state, ())
+
+
 @given(world=worlds())
 def test_a_batch_has_its_groups_once_with_enough_valid_trials(world):
     world.run()
@@ -257,6 +295,15 @@ def test_each_task_is_drawn_once_an_epoch(world):
         part = drawn[epoch : epoch + count]
         assert len(set(part)) == len(part)
     assert drawn == [schedule.task_at(world.settings, i) for i in range(len(drawn))]
+
+
+def test_every_epoch_of_every_seed_has_an_order_of_its_own():
+    def order(seed, epoch):
+        settings = settings_of(task_count=20, seed=seed)
+        return tuple(schedule.task_at(settings, 20 * epoch + i) for i in range(20))
+
+    orders = {order(seed, epoch) for seed in (7, 8) for epoch in range(3)}
+    assert len(orders) == 6 and all(sorted(each) == list(range(20)) for each in orders)
 
 
 @given(world=worlds(late_group="drop", requeue_stale=True, max_staleness=1))
