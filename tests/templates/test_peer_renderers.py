@@ -78,7 +78,9 @@ def encode(name, messages, *, prompt):
 
 def stop_of(name, *, calls):
     family = FAMILIES[name]
-    return of(name).token_to_id(family.after_call if calls else family.after_answer)
+    found = of(name).token_to_id(family.after_call if calls else family.after_answer)
+    assert found is not None
+    return found
 
 
 def ours(name, new, last):

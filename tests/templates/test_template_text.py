@@ -105,7 +105,7 @@ def test_every_prompt_of_a_ledger_is_the_templates_own_and_each_sampled_token_is
     family, conversation
 ):
     """Canonical turns, so that even the wording is the template's; new rows only where it drops reasoning."""
-    rows: tuple[Ledger, ...] = ()
+    rows = tuple[Ledger, ...]()
     said, past, new = [], [], []
     for message in conversation:
         if message["role"] != "assistant":
