@@ -52,9 +52,7 @@ def k3(logprob: Tensor, reference_logprob: Tensor, loss_mask: Tensor) -> Tensor:
 
     GRPO's penalty, arXiv:2402.03300, Eq. 4. Arguments as `k1`.
     """
-    d = _log_ratio(logprob, reference_logprob, loss_mask)
-    overflow = torch.expm1(-d.detach()).isinf()
-    return _k3(torch.where(overflow, 0.0, d))
+    return _k3(_without_overflow(_log_ratio(logprob, reference_logprob, loss_mask)))
 
 
 def weighted_k3(
@@ -74,9 +72,8 @@ def weighted_k3(
         loss_mask=loss_mask,
     )
     log_weight, known = detached_log_ratio(logprob, rollout_logprob, loss_mask)
-    d = _log_ratio(logprob, reference_logprob, known)
-    usable = known & reference_logprob.isfinite() & ~torch.expm1(-d.detach()).isinf()
-    weight, d = log_weight.exp(), torch.where(usable, d, 0.0)
+    d = _without_overflow(_log_ratio(logprob, reference_logprob, known))
+    weight = log_weight.exp()
     # Through the product, autograd would find r d as the difference of two numbers that may be far larger.
     return weight * _k3(d.detach()) + weight * d.detach() * (d - d.detach())
 
@@ -87,7 +84,12 @@ def _log_ratio(logprob: Tensor, reference_logprob: Tensor, loss_mask: Tensor) ->
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     usable = loss_mask & reference_logprob.isfinite()
     reference = torch.where(usable, reference_logprob, 0.0).detach().to(dtype)
-    return torch.where(usable, logprob, 0.0).to(dtype) - reference
+    return torch.where(usable, logprob, 0.0) - reference
+
+
+def _without_overflow(log_ratio: Tensor) -> Tensor:
+    """0 where exp(-d) overflows: the argument, so that no infinity reaches the gradient."""
+    return torch.where(torch.expm1(-log_ratio.detach()).isinf(), 0.0, log_ratio)
 
 
 def _k3(log_ratio: Tensor) -> Tensor:

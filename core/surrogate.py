@@ -72,7 +72,7 @@ def detached_log_ratio(logprob: Tensor, anchor: Tensor, loss_mask: Tensor) -> tu
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     sampled = loss_mask & anchor.isfinite()
     below = torch.where(sampled, anchor, 0.0).detach().to(dtype)
-    log_ratio = torch.where(sampled, logprob.detach(), 0.0).to(dtype) - below
+    log_ratio = torch.where(sampled, logprob.detach(), 0.0) - below
     usable = sampled & ~log_ratio.exp().isinf()
     return torch.where(usable, log_ratio, 0.0), usable
 
