@@ -114,8 +114,10 @@ def _softmax_sums(logits: Tensor, *, temperature: float, dtype: torch.dtype) -> 
 
     Each logit is read once: in blocks that a compiler can hold in registers, whose sums are then combined.
     """
-    scaled = (logits.to(dtype) * (1 / (temperature * math.log(2)))).unflatten(
-        1, (-1, _block(logits.shape[1]))
+    tokens, vocabulary = logits.shape
+    block = _block(vocabulary)
+    scaled = (logits.to(dtype) * (1 / (temperature * math.log(2)))).reshape(
+        tokens, vocabulary // block, block
     )
     maximum = scaled.amax(2)
     below = scaled - maximum[:, :, None]
