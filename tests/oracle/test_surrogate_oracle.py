@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import oracle_loss as oracle
 import pytest
+import torch
 from comparing import advantages, assert_same, flags, gradient, junk, logprobs, no_number, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from core.check import check_count, check_whole
-from core.shapes import check_one_axis
+from core.shapes import check_bool, check_integer, check_one_axis, check_one_shape
 from core.surrogate import (
     anchored,
     check_bounds,
@@ -142,3 +143,11 @@ def test_checks_of_shapes_let_equal_ones_through(one: tuple[int, ...], other: tu
     assert refuses(lambda: check_shapes(loss_mask=zeros(one), logprob=zeros(one)))
     flat = one == other and len(one) == 1
     assert refuses(lambda: check_one_axis("T", a=zeros(one), b=zeros(other))) != flat
+    assert refuses(lambda: check_one_shape(a=zeros(one), b=zeros(other))) != (one == other)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.int32, torch.float32, torch.float64])
+def test_checks_of_kinds_let_masks_and_ids_through(dtype: torch.dtype) -> None:
+    tensor = torch.zeros(2, dtype=dtype)
+    assert refuses(lambda: check_bool(loss_mask=tensor)) != (dtype == torch.bool)
+    assert refuses(lambda: check_integer(row_id=tensor)) != (dtype in (torch.int64, torch.int32))
