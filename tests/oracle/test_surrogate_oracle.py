@@ -119,7 +119,7 @@ def test_check_bounds_lets_two_bounds_in_order_through(low: float, high: float) 
     assert refuses(lambda: check_bounds(low=low, high=high)) != (0 <= low < high)
 
 
-@given(st.integers(-3, 3) | st.booleans() | st.floats() | st.none() | st.text(max_size=2))
+@given(st.integers(-3, 3) | st.booleans() | st.floats() | st.sampled_from([None, "", "1"]))
 def test_check_whole_lets_whole_numbers_through(value: object) -> None:
     assert refuses(lambda: check_whole("count", value)) == (type(value) is not int)
 
