@@ -77,7 +77,7 @@ def layout(
     """The marks of tokens that are sorted by row and position; see `attribution.TokenFact` for their meaning."""
     row = dense(row_id)
     earlier = _previous(policy_version >= 0, row)
-    newer = (earlier >= 0) & (policy_version > policy_version[earlier.clamp(min=0)])
+    newer = (earlier >= 0) & (policy_version > policy_version[earlier])
     first = usable & (_previous(usable, row) < 0)
     last = torch.where(usable, position, 0).amax()
     return Layout(
@@ -169,4 +169,4 @@ def _previous(chosen: PerToken, row: PerToken) -> PerToken:
     place = torch.arange(len(row), device=row.device)
     latest = torch.where(chosen, place, -1).cummax(0).values
     before = torch.cat([torch.full_like(place[:1], -1), latest[:-1]])
-    return torch.where((before >= 0) & (row[before.clamp(min=0)] == row), before, -1)
+    return torch.where((before >= 0) & (row[before] == row), before, -1)

@@ -77,8 +77,7 @@ def weighted_median(value: Tensor, direction: Tensor) -> Tensor:
         direction: [T]; a token where it is 0 has no say.
     """
     direction = direction.expand_as(value)
-    ratio = torch.where(direction != 0, value / torch.where(direction != 0, direction, 1.0), 0.0)
-    ordered, order = ratio.sort(dim=1, stable=True)
+    ordered, order = torch.where(direction != 0, value / direction, 0.0).sort(dim=1)
     weight = direction.abs().gather(1, order).cumsum(1)
-    middle = (weight < weight[:, -1:] / 2).sum(1, keepdim=True).clamp(max=value.shape[1] - 1)
+    middle = (weight < weight[:, -1:] / 2).sum(1, keepdim=True)
     return ordered.gather(1, middle).squeeze(1)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from core.attribution import Alternative, TokenFact
+from core.cause import Alternative, TokenFact
 
 F64 = torch.float64
 VOCABULARY, STATE, PROMPT, LENGTH = 64, 48, 12, 110

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -22,10 +23,10 @@ from core.cause import CAUSES, UNKNOWN, Alternative, Evidence, TokenFact, found,
 
 F64 = torch.float64
 NONE = Alternative(*[None] * 6)
-KNOBS = dict(
+KNOBS: dict[str, Any] = dict(
     trainer_version=1, logit_noise=0.01, sigmas=4.0, boundary=2, min_mass=0.5, growth=1.5, min_share=0.1
 )
-SCENE_KNOBS = KNOBS | {"logit_noise": 0.045}
+SCENE_KNOBS: dict[str, Any] = KNOBS | {"logit_noise": 0.045}
 P = 0.36787944117144233
 
 

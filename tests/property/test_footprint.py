@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def slow_best_run(score, onset, row):
 def slow_explain(hit, marks, stale_version, runs):
     row, usable = marks.row.tolist(), marks.usable.tolist()
     price = (footprint.LEAK_COST, 0, footprint.FREE_COST)
-    best = None
+    best: Any = None
     for *rule, cached in product((False, True), repeat=4):
         if rule[0] and not stale_version:
             continue
@@ -69,7 +70,7 @@ def slow_explain(hit, marks, stale_version, runs):
                     total, score[i] = total + score[i], 0
         run = [-1] * len(row)
         for _ in range(2):
-            kinds = [
+            kinds: list[dict[int, Any]] = [
                 slow_best_run(score, onset, row)
                 if allowed and (kind != CACHED or cached)
                 else dict.fromkeys(row)
