@@ -359,6 +359,15 @@ def test_a_stop_drains_and_finishes(world, stop):
     after = [a for actions in world.actions[asked:] for a in actions]
     assert not [a for a in after if isinstance(a, Train | SyncWeights | DropGroup)]
     assert not [a for a in after if isinstance(a, StartTrial) and a.purpose == "train"]
+    before = world.states[asked - 1] if asked else schedule.begin()
+    if asked < len(world.events) and not before.finished:
+        assert world.said(Finished) == [Finished(reason="stop asked")]
+        training = [
+            trial
+            for trial, (group, _) in before.running.items()
+            if group in before.groups and before.groups[group].purpose == "train"
+        ]
+        assert [a.trial_id for a in world.actions[asked] if isinstance(a, CancelTrial)] == training
 
 
 @given(world=worlds(), stop=st.none() | st.integers(0, 60))
@@ -397,6 +406,7 @@ def test_a_resumed_run_goes_on_to_the_last_step(world, version):
     world.run(version=version)
     assert [train.version for train in world.said(Train)] == list(range(version, world.settings.steps))
     assert world.actions[0] == (SyncWeights(version=version),)
+    assert world.states[0].drawn == version * world.settings.batch_groups
     assert world.states[-1].finished
 
 
@@ -421,11 +431,10 @@ def test_a_policy_that_solves_everything_still_comes_to_its_end():
     assert len(world.said(Train)) == 3
     drops = [sum(isinstance(a, DropGroup) for a in actions) for actions in world.actions]
     trains = [any(isinstance(a, Train) for a in actions) for actions in world.actions]
-    since = 0
+    since = [0]
     for dropped, trained in zip(drops, trains):
-        since = 0 if trained else since + dropped
-        assert since <= 2
-    assert sum(drops) >= 2
+        since.append(0 if trained else since[-1] + dropped)
+    assert max(since) == 2
 
 
 def test_one_lost_trial_among_many_costs_nothing_else():
@@ -513,6 +522,21 @@ def test_a_surplus_of_finished_groups_stays_in_order():
     assert [g.group_id for g in state.groups.values() if g.ready] == [0, 2]
 
 
+@pytest.mark.parametrize(("tolerance", "dropped"), [(0.5, True), (0.25, False)])
+def test_a_spread_of_the_tolerance_is_no_signal(tolerance, dropped):
+    state, actions = drive(settings_of(group_size=2, tolerance=tolerance), *ends(0, 0.0, 0.5))
+    drops = [a for step in actions for a in step if isinstance(a, DropGroup)]
+    assert [drop.reason for drop in drops] == ["zero_variance"] * dropped
+    assert state.zero_variance == len(drops)
+
+
+def test_a_trial_of_no_told_version_is_as_old_as_its_start():
+    end = replace(ends(0, 1.0)[0], version_min=None, version_max=None)
+    state, _ = drive(settings_of(), end)
+    assert state.groups[0].samples[0] == Sample(status="valid", reward=1.0)
+    assert state.syncing is False
+
+
 @pytest.mark.parametrize(
     "event, text",
     [
@@ -520,6 +544,7 @@ def test_a_surplus_of_finished_groups_stays_in_order():
         (WeightsApplied(version=0), "WeightsApplied must follow SyncWeights of 0, got version 0"),
         (Opened(version=0), "Opened must come once, got it again with version 0"),
         (ends(0, float("nan"))[0], "a valid reward must be finite, got nan"),
+        (ends(0, float("-inf"))[0], "a valid reward must be finite, got -inf"),
         (
             TrialEnded(
                 trial_id="train-0-0-0", kind="solved", valid=True, reward=None, version_min=0, version_max=0
