@@ -246,7 +246,14 @@ def test_chunk_within_is_the_most_tokens_that_fit(
     assert found == oracle.chunk_within(float(memory), vocabulary, DTYPES[logit], second)
 
 
-# losses.md 5.2 and cases.md G23.
+# losses.md 5.2 and 5.3, cases.md G23.
+
+
+def test_594_mib_hold_the_logits_of_1024_tokens_in_float32() -> None:
+    found = chunk_within(
+        memory_bytes=594 * 2**20, vocabulary=151936, logit_dtype=torch.float32, hidden_dtype=torch.float32
+    )
+    assert found == 1024
 
 
 def test_entropy_of_three_tokens() -> None:

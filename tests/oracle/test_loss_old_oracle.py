@@ -432,3 +432,11 @@ def test_sapo_of_recipe_f1() -> None:
         lp,
     )
     assert_same(found.slope, expected, relative=1e-6)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_g43_what_was_recorded_has_no_gradient(name: str) -> None:
+    logprob, old, advantage = (numbers([x]).requires_grad_(True) for x in (-0.7, -0.8, 1.5))
+    EVERY[name](logprob, old, advantage, flags([True])).value.sum().backward()
+    assert logprob.grad is not None and logprob.grad.item() != 0
+    assert old.grad is None and advantage.grad is None

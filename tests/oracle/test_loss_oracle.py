@@ -299,7 +299,7 @@ def test_double_sided_importance_without_bounds_is_the_importance_weighted_gradi
     assert_same(open_bounds.value, plain.value.tolist())
 
 
-def test_cispo_keeps_a_gradient_where_double_sided_importance_has_none() -> None:
+def test_g44_cispo_bounds_are_absolute_and_keep_a_gradient_where_double_sided_importance_has_none() -> None:
     high = of_probabilities(cispo, [0.1], [0.7], [1.0], min_ratio=0.0, max_ratio=5.0)
     assert_same(high.slope, [-5.0])
     low = of_probabilities(cispo, [0.5], [0.15], [1.0], min_ratio=0.0, max_ratio=5.0)
@@ -429,3 +429,11 @@ def test_losses_need_no_old_logprob_and_stay_finite_on_recipe_f1(name: str) -> N
 def test_equal_policies_have_the_plain_policy_gradient(name: str, A: float) -> None:
     found = EVERY[name](numbers([-0.7]), numbers([-0.7]), numbers([A]), flags([True]))
     assert_same(found.slope, [-A])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_g43_what_was_recorded_has_no_gradient(name: str) -> None:
+    logprob, rollout, advantage = (numbers([x]).requires_grad_(True) for x in (-0.7, -0.8, 1.5))
+    EVERY[name](logprob, rollout, advantage, flags([True])).value.sum().backward()
+    assert logprob.grad is not None and logprob.grad.item() != 0
+    assert rollout.grad is None and advantage.grad is None

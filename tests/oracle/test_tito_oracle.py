@@ -209,6 +209,15 @@ def test_g11_a_rewritten_past_begins_a_row_and_is_never_spliced() -> None:
     ]
 
 
+def test_g12_the_template_speaks_only_after_the_sampled_end_of_turn() -> None:
+    row = turn(open_ledger([7, 8, 9]), [50, 51, 2])
+    delta = observation_delta(
+        [7, 8, 9, 77, 2], [7, 8, 9, 77, 2, 30, 31], stop_ids={2}, last_token=2, separator=[]
+    )
+    assert delta is not None
+    assert list(append_observation(row, delta).token_ids) == [7, 8, 9, 50, 51, 2, 30, 31]
+
+
 def test_g13_the_separator_is_kept_and_not_trained() -> None:
     delta = observation_delta(
         [1, 100, 10], [1, 100, 10, 3, 4], stop_ids={100}, last_token=100, separator=[10]
