@@ -71,8 +71,7 @@ def detached_log_ratio(logprob: Tensor, anchor: Tensor, loss_mask: Tensor) -> tu
     """logprob - anchor, and where it is usable; 0 elsewhere. A NaN logprob stays in it and is seen."""
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     sampled = loss_mask & anchor.isfinite()
-    below = torch.where(sampled, anchor, 0.0).detach().to(dtype)
-    log_ratio = torch.where(sampled, logprob.detach(), 0.0) - below
+    log_ratio = logprob.detach().to(dtype) - anchor.detach().to(dtype)
     usable = sampled & ~log_ratio.exp().isinf()
     return torch.where(usable, log_ratio, 0.0), usable
 
