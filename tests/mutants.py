@@ -65,7 +65,7 @@ MUTANTS = [
     ("surrogate.py", "usable = sampled & ~log_ratio.exp().isinf()", "usable = sampled", "loss"),
     ("surrogate.py", "usable = sampled & ~log_ratio.exp().isinf()", "usable = sampled & log_ratio.isfinite()", "loss"),
     ("surrogate.py", "sampled = loss_mask & anchor.isfinite()", "sampled = loss_mask", "loss"),
-    ("surrogate.py", "torch.where(sampled, logprob.detach(), 0.0)", "torch.where(sampled, logprob, 0.0)", "loss"),
+    ("surrogate.py", "logprob.detach().to(dtype) - anchor", "logprob.to(dtype) - anchor", "loss"),
     ("loss.py", "too_high = (token.advantage > 0) & (moved > delta_high)", "too_high = moved > delta_high", "loss"),
     ("loss.py", "too_low = (token.advantage < 0) & (-moved > delta_low)", "too_low = (token.advantage < 0) & (-moved > delta_high)", "loss"),
     ("loss.py", "(log_pi > log_mu) & ", "", "loss"),
