@@ -31,6 +31,7 @@ TORCH_FREE = {
     "identity",
     "outcome",
     "pack",
+    "retry",
     "schedule",
     "staleness",
     "student",
