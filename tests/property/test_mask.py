@@ -246,3 +246,10 @@ def test_all_masks_compile_without_a_break():
         value, row_id = packed(rows)
         arguments = value, value % 2 == 0, row_id, value - 2, torch.ones(len(rows), dtype=torch.bool)
         assert all(torch.equal(a, b) for a, b in zip(compiled(*arguments), every(*arguments)))
+
+
+def test_masks_stay_on_the_device_of_what_they_are_given():
+    value, index, live = (torch.zeros(3, dtype=d, device="meta") for d in (F64, torch.int64, torch.bool))
+    assert mask.next_in_row(value, index, fill=0).device.type == "meta"
+    assert mask.sampled_only(live, index).device.type == "meta"
+    assert mask.rows_kept(live, index, live).device.type == "meta"
