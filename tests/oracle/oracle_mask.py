@@ -20,5 +20,5 @@ def sampled_only(loss_mask: Sequence[bool], policy_version: Sequence[int]) -> li
 
 
 def rows_kept(loss_mask: Sequence[bool], row_index: Sequence[int], keep: Sequence[bool]) -> list[bool]:
-    """In the mask and of a row that is kept."""
-    return [m and keep[row] for m, row in zip(loss_mask, row_index)]
+    """In the mask and of a row that is there and kept."""
+    return [m and 0 <= row < len(keep) and keep[row] for m, row in zip(loss_mask, row_index)]
