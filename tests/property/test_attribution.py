@@ -310,6 +310,26 @@ def test_what_stands_out_of_a_gap_that_is_everywhere_is_named_beside_it():
     assert set(shares(result)) == {"precision", "retokenised", "weights"}
 
 
+def test_what_a_filter_cannot_make_is_named_beside_it():
+    d = [(1.0 if i % 2 else -2.0) if 30 <= i < 40 else -0.1 - 0.002 * (i % 100) for i in range(200)]
+    result = explained(facts(d))
+    assert names(result) == ["retokenised" if 30 <= i < 40 else "filtered_support" for i in range(200)]
+
+
+def test_what_a_temperature_leaves_is_named_beside_it_unless_the_curve_could_leave_it():
+    rollout = torch.linspace(-3, -0.01, 100, dtype=F64)[torch.arange(100) * 37 % 100]
+    entropy = torch.full_like(rollout, 1.2)
+    along = 0.25 * (rollout + entropy)
+    run = (torch.arange(100) >= 30) & (torch.arange(100) < 40)
+    for extra, name in ((torch.tensor(0.6), "retokenised"), (0.4 * along, "temperature")):
+        difference = along + torch.where(run, extra, 0.0)
+        fact = facts(difference, logprob=rollout + difference, entropy=entropy)
+        result = explained(fact._replace(rollout_logprob=rollout))
+        assert float(result.temperature_ratio) == pytest.approx(1.25)
+        assert {names(result)[i] for i in range(30, 40)} == {name}
+        assert names(result)[10] == names(result)[90] == "temperature"
+
+
 @pytest.mark.parametrize("ratio", [0.8, 1.0, 1.25])
 def test_differences_along_logprob_plus_entropy_are_a_temperature(ratio):
     """difference = (ratio - 1) (rollout_logprob + entropy): exact for a small change of the temperature."""

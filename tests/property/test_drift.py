@@ -33,6 +33,7 @@ def test_a_gap_that_falls_or_stays_raises_none():
 
 def test_growth_without_any_noise_is_certain():
     assert gap_drift([0.25, 0.5, 0.75], ["w"] * 3, **KNOBS) == (0.25, 0.0, True)
+    assert not gap_drift([0.25, 0.5, 0.75], ["w"] * 3, level=0.01, min_slope=0.25).alarm
 
 
 def test_two_steps_cannot_tell():

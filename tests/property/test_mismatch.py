@@ -21,6 +21,7 @@ F64 = torch.float64
         ("absolute", 0.133333333333),
         ("k1", 0.0666666666667),
         ("k3", 0.0153297129191),
+        ("ratio", 0.948663046252),
         ("multiplicative", 1.15167657522),
         ("probability", 0.0274521994298),
         ("perplexity", 3.21127054315),
@@ -89,7 +90,7 @@ def test_the_mean_over_no_token_is_nan_and_not_zero():
 
 def test_nothing_carries_a_gradient():
     lp = torch.tensor([-1.0], requires_grad=True)
-    sums = mismatch.mismatch_sums(lp, torch.tensor([-2.0]), torch.tensor([True]))
+    sums = mismatch.mismatch_sums(lp, torch.tensor([-2.0], requires_grad=True), torch.tensor([True]))
     assert not any(value.requires_grad for value in sums)
 
 
@@ -124,7 +125,7 @@ def test_a_token_without_a_finite_logprob_is_never_a_worst_token():
 
 def test_worst_tokens_carry_no_gradient_and_are_at_least_float32():
     lp = torch.tensor([-1.0], dtype=torch.bfloat16, requires_grad=True)
-    found = mismatch.worst_tokens(lp, torch.tensor([-2.0]), torch.tensor([True]), count=1)
+    found = mismatch.worst_tokens(lp, torch.tensor([-2.0], requires_grad=True), torch.tensor([True]), count=1)
     assert not found.difference.requires_grad and found.difference.dtype == torch.float32
     sums = mismatch.mismatch_sums(lp, torch.tensor([-2.0]), torch.tensor([True]))
     assert all(value.dtype == torch.float32 for value in sums)
