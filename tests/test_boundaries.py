@@ -29,6 +29,7 @@ TORCH_FREE = {
     "counter",
     "estimate",
     "identity",
+    "ledger",
     "outcome",
     "pack",
     "retry",
