@@ -104,6 +104,7 @@ def test_tokens_that_fit_fill_the_memory_to_the_last_whole_one(free, size):
 def test_weights_that_do_not_fit_leave_no_token():
     assert capacity.kv_tokens(**(FREE | {"weight_bytes": 90})) == 0
     assert capacity.kv_tokens(**FREE) == 22
+    assert capacity.kv_tokens(**(FREE | {"weight_bytes": 0, "other_bytes": 0})) == 45
 
 
 @pytest.mark.parametrize("name", [*SMALL, "tensor_parallel"])

@@ -150,6 +150,11 @@ def test_the_row_is_left_as_it_was(row):
 NOTHING = Emission((), (), (), ())
 
 
+def test_a_completion_of_no_tokens_may_lie_anywhere_and_trains_nothing():
+    seen = Emission((1, 2), (), (), ())
+    assert identity_faults([1, 2], [False] * 2, [0.0] * 2, [-1] * 2, [Span(2, 2, seen), Span(2, 2, seen)]) == ()
+
+
 @pytest.mark.parametrize(
     "places, text",
     [

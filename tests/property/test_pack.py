@@ -297,6 +297,13 @@ def test_filling_is_generous_with_what_the_goal_leaves_empty():
     assert bins.filled(range(4), [6, 4, 3, 3], token_budget=12, goal=2) == [(0, 1), (2, 3)]
 
 
+def test_filling_is_generous_by_each_ones_share_and_no_more():
+    """23 of 24 tokens: half a token each, so 7 + 4 is not good enough where 7 + 3 + 2 is. Nor beside a row over
+    the budget, which has a micro-batch of the three to itself."""
+    assert bins.filled(range(5), [7, 7, 4, 3, 2], token_budget=12, goal=2) == [(0, 3, 4), (1, 2)]
+    assert bins.filled(range(6), [99, 7, 7, 4, 3, 2], token_budget=12, goal=3) == [(0,), (1, 4, 5), (2, 3)]
+
+
 def test_filling_packs_the_rows_it_is_given_and_no_others():
     assert bins.filled([1, 3], [9, 8, 7, 2], token_budget=10, goal=1) == [(1, 3)]
 
@@ -325,6 +332,7 @@ def test_refilling_stops_at_the_goal():
     assert len(bins.refilled([(0,), (1,), (2,)], [1, 1, 1], token_budget=9, goal=2)) == 2
     assert len(bins.refilled([(0,), (1,), (2,)], [1, 1, 1], token_budget=9, goal=0)) == 1
     assert bins.refilled([], [], token_budget=9, goal=0) == []
+    assert bins.refilled([(0,), (1,)], [5, 4], token_budget=9, goal=1) == [(0, 1)]
 
 
 def test_splitting_halves_the_dearest_that_has_several_rows():
@@ -373,6 +381,10 @@ def test_spreading_gives_up_where_a_row_finds_no_room():
     assert balance.spread([5, 5, 5], [5.0] * 3, token_budget=9, ranks=1, rounds=2) is None
 
 
+def test_spreading_fills_a_rank_to_the_last_token():
+    assert balance.spread([5, 5], [5.0, 5.0], token_budget=10, ranks=1, rounds=1) == [[(0, 1)]]
+
+
 def test_spreading_keeps_the_last_rows_for_ranks_with_fewer_rows_than_rounds():
     """The rank of the dear row would get no other, and so an empty micro-batch."""
     hands = balance.spread(
@@ -406,6 +418,42 @@ def test_levelling_never_empties_a_micro_batch_nor_overfills_one():
     full = [[(0,), (1,)], [(2, 3), (4,)]]  # 8 and 6 against 5 + 4 and 1: 6 for 4 would halve the gap
     assert level(full, [8, 6, 5, 4, 1], 9) == full
     assert level(full, [8, 6, 5, 4, 1], 11) == [[(0,), (3,)], [(1, 2), (4,)]]
+
+
+def exchanges(dear, cheap, lengths, budget):
+    """By how much the first hand would get cheaper, for every exchange there is."""
+    for rows, others in itertools.product(dear, cheap):
+        room = budget - sum(lengths[row] for row in others)
+        yield sum(lengths[row] for row in rows) - sum(lengths[row] for row in others)
+        for row in rows:
+            if len(rows) > 1 and lengths[row] <= room:
+                yield lengths[row]
+            yield from (lengths[row] - lengths[o] for o in others if lengths[row] - lengths[o] <= room)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 400), min_size=2, max_size=14).map(lambda x: sorted(x, reverse=True)),
+    budget=st.integers(400, 900),
+    ranks=st.integers(2, 4),
+)
+def test_levelling_ends_where_no_exchange_of_the_dearest_rank_helps(lengths, budget, ranks):
+    packed = [tuple(rows) for rows in pack.first_fit_decreasing(lengths, token_budget=budget)]
+    packed += [()] * (-len(packed) % ranks)
+    after = level([packed[rank::ranks] for rank in range(ranks)], lengths, budget)
+    load = [sum(lengths[row] for rows in hand for row in rows) for hand in after]
+    dear = load.index(max(load))
+    if load[dear] * ranks > 1.002 * sum(load):
+        for hand, other in zip(after, load):
+            gap = load[dear] - other
+            assert not [won for won in exchanges(after[dear], hand, lengths, budget) if 0 < won < gap]
+
+
+@pytest.mark.parametrize("more, exchanged", [(1, False), (3, True)])
+def test_levelling_lets_a_fifth_of_a_percent_be(more, exchanged):
+    """Two rows each, a thousand tokens long, but for one or three thousandths."""
+    lengths = [1000 + more] * 2 + [1000 - more] * 2
+    hands = [[(0,), (1,)], [(2,), (3,)]]
+    assert (level(hands, lengths, 2000) != hands) is exchanged
 
 
 def test_levelling_leaves_even_hands_alone():
