@@ -51,7 +51,7 @@ def _incomplete_beta(x: float, rest: float, a: float, b: float) -> float:
     )
     numerator, denominator = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     fraction = denominator
-    for m in range(1, 400):
+    for m in range(1, 400):  # pragma: no branch: below the mean it takes some twenty terms
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even, odd):

@@ -38,7 +38,7 @@ def take(settings: Settings, state: State, event: Event) -> Step:
                     f"WeightsApplied must follow SyncWeights of {state.trained}, got version {version}"
                 )
             return start_evaluation(settings, replace(state, applied=version, syncing=False))
-        case StopAsked():
+        case StopAsked():  # pragma: no branch: there is no other event
             return _end_early(state, "stop asked")
 
 

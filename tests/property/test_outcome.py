@@ -61,8 +61,9 @@ def test_an_outcome_that_says_too_little_is_refused(fields, text):
 
 
 def test_an_unknown_truncation_is_refused():
-    with pytest.raises(ValueError, match="scored_truncations must be among .*, got bored"):
-        outcome.has_valid_reward(OUTCOMES[0], scored_truncations={"bored"})
+    text = "scored_truncations must be among context, turn_cap, step_cap, wall_clock, got bored, tired"
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        outcome.has_valid_reward(OUTCOMES[0], scored_truncations={"tired", "context", "bored"})
 
 
 @pytest.mark.parametrize(

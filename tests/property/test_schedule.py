@@ -566,10 +566,21 @@ def test_opening_past_the_last_step_is_refused():
 @pytest.mark.parametrize(
     "change, text",
     [
-        ({"batch_groups": 0}, "batch_groups must be positive, got 0"),
-        ({"max_running": 0}, "max_running must be positive, got 0"),
-        ({"task_count": 0}, "task_count must be positive, got 0"),
-        ({"max_staleness": -1}, "max_staleness must not be negative, got -1"),
+        *(
+            ({name: 0}, f"{name} must be positive, got 0")
+            for name in ("batch_groups", "max_running", "task_count", "evaluation_samples")
+        ),
+        *(
+            ({name: -1}, f"{name} must not be negative, got -1")
+            for name in (
+                "steps",
+                "max_staleness",
+                "max_retries",
+                "max_zero_variance",
+                "max_lost",
+                "evaluation_tasks",
+            )
+        ),
         ({"tolerance": float("nan")}, "tolerance must not be negative, got nan"),
         ({"min_valid": 1}, "min_valid must lie between 2 and group_size 3, got 1"),
         ({"group_size": 1}, "min_valid must lie between 2 and group_size 1, got 2"),
@@ -578,5 +589,5 @@ def test_opening_past_the_last_step_is_refused():
 )
 def test_settings_that_cannot_run_are_refused(change, text):
     """Among them a group of one, which would train nothing."""
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
         settings_of(**change)
