@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .check import check_count
 
 
@@ -51,3 +53,24 @@ def cut_text(text: str, *, limit: int, marker: str) -> str:
     head = limit * 2 // 3
     tail = limit - head
     return text[:head] + marker + text[len(text) - tail :]
+
+
+def fair_shares(sizes: Sequence[int], *, limit: int) -> tuple[int, ...]:
+    """How much of each text is kept so that all together have at most `limit`: one bound for all, the largest.
+
+    What is smaller than the bound stays whole; what the division leaves over goes one by one to the first of the others.
+    """
+    check_count("limit", limit, least=0)
+    for size in sizes:
+        check_count("every size", size, least=0)
+    left, bound = limit, 0
+    for rank, size in enumerate(sorted(sizes)):
+        bound = left // (len(sizes) - rank)
+        if size > bound:
+            left -= bound * (len(sizes) - rank)
+            break
+        left -= size
+    else:
+        return tuple(sizes)
+    longer = [index for index, size in enumerate(sizes) if size > bound]
+    return tuple(min(size, bound) + (index in longer[:left]) for index, size in enumerate(sizes))

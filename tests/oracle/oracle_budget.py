@@ -21,3 +21,14 @@ def cut_text(text: str, limit: int, marker: str) -> str:
     while len(head) + len(tail) < limit:
         tail = text[len(text) - len(tail) - 1] + tail
     return head + marker + tail
+
+
+def fair_shares(sizes: list[int], limit: int) -> list[int]:
+    """One character at a time, always to the text that has the fewest and still lacks some; ties to the first."""
+    shares = [0] * len(sizes)
+    for _ in range(limit):
+        lacking = [i for i, size in enumerate(sizes) if shares[i] < size]
+        if not lacking:
+            break
+        shares[min(lacking, key=lambda i: (shares[i], i))] += 1
+    return shares

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.budget import cut_text, percent_left, should_nudge, tokens_to_ask
+from core.budget import cut_text, fair_shares, percent_left, should_nudge, tokens_to_ask
 
 windows = st.integers(1, 60)
 used = st.integers(0, 80)
@@ -40,6 +40,11 @@ def test_percent_left_is_within_one_of_the_share_and_exact_where_whole(window: i
 @given(st.text(alphabet="abcde", max_size=30), st.integers(1, 25), st.sampled_from(["", "<cut>"]))
 def test_cut_text_is_two_thirds_head_and_one_third_tail(text: str, limit: int, marker: str) -> None:
     assert cut_text(text, limit=limit, marker=marker) == oracle.cut_text(text, limit, marker)
+
+
+@given(st.lists(st.integers(0, 20), max_size=5), st.integers(0, 60))
+def test_fair_shares_hands_out_one_by_one_to_who_has_the_fewest(sizes: list[int], limit: int) -> None:
+    assert list(fair_shares(sizes, limit=limit)) == oracle.fair_shares(sizes, limit)
 
 
 # recipe.md F.9 and cases.md G38.

@@ -97,6 +97,21 @@ def test_a_short_limit_keeps_the_tail_first(limit, kept):
     assert budget.cut_text("abcd", limit=limit, marker="|") == kept
 
 
+@given(sizes=st.lists(st.integers(0, 40), max_size=6), limit=st.integers(0, 120))
+def test_shares_are_the_sizes_up_to_one_bound_and_use_the_limit_up(sizes, limit):
+    shares = budget.fair_shares(sizes, limit=limit)
+    cut = [share for share, size in zip(shares, sizes) if share < size]
+    assert sum(shares) == min(limit, sum(sizes)) and all(0 <= s <= size for s, size in zip(shares, sizes))
+    assert not cut or max(shares) <= min(cut) + 1
+
+
+def test_worked_shares():
+    """A short answer stays whole beside a world of changes."""
+    assert budget.fair_shares([300, 10, 200], limit=110) == (50, 10, 50)
+    assert budget.fair_shares([5, 5], limit=3) == (2, 1)
+    assert budget.fair_shares([], limit=3) == ()
+
+
 def ask(**change):
     return budget.tokens_to_ask(**({"window": 9, "used": 1, "cap": 5} | change))
 
@@ -125,6 +140,16 @@ def percent(**change):
         (percent, {"window": 0}, "window must be positive, got 0"),
         (percent, {"window": True}, "window must be a whole number, got True"),
         (percent, {"used": -1}, "used must not be negative, got -1"),
+        (
+            lambda limit: budget.fair_shares([1], limit=limit),
+            {"limit": -1},
+            "limit must not be negative, got -1",
+        ),
+        (
+            lambda size: budget.fair_shares([size], limit=1),
+            {"size": -1},
+            "every size must not be negative, got -1",
+        ),
         (
             lambda limit: budget.cut_text("a", limit=limit, marker=""),
             {"limit": -1},
