@@ -38,14 +38,14 @@ def compare(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, confi
     """The paired difference by seed and task, seeds and tasks both drawn at random.
 
     d = b - a per seed and task is a mean, a seed's part, a task's part and a rest; the three mean squares
-    of the two-way table give Var(mean) = (MS_seed + MS_task - MS_rest) / (S T), at least what either alone
-    gives, with Satterthwaite's degrees of freedom. So neither many tasks nor many seeds hide a spread in
+    of the two-way table give Var(mean) = (MS_seed + MS_task - MS_rest) / (S T), at least what each of the three
+    alone gives, with Satterthwaite's degrees of freedom. So neither many tasks nor many seeds hide a spread in
     the other. With one seed it speaks about tasks only, and `seed_spread` is NaN.
 
     Where every d is the same, there is no spread to measure doubt by, and the sign test speaks instead: n equal
-    signs have p = 2^(1 - n), n being the seeds or the tasks, whichever are fewer (one seed: the tasks). Enough of
-    them, and the interval is that difference; too few, and it is without end, a tie. Where all d are 0, the arms
-    are the same in everything seen: p = 1, an interval without width, a tie.
+    signs have p = 2^(1 - n), n being the seeds or the tasks, whichever are fewer (if there is one of either, the
+    other). Enough of them, and the interval is that difference; too few, and it is without end, a tie. Where all
+    d are 0, the arms are the same in everything seen: p = 1, an interval without width, a tie.
 
     Args:
         a: score of the first arm, [seed][task]; a score may be a mean over samples.
@@ -61,7 +61,7 @@ def compare(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], *, confi
         difference = difference if abs(difference) > rounding else 0.0
         reach, p_value = _sign_test(d, difference, confidence)
     else:
-        variance, degrees = _crossed_variance(d, rounding)
+        variance, degrees = _crossed_variance(d)
         error = math.sqrt(variance)
         reach = student_quantile((1 + confidence) / 2, degrees) * error
         p_value = 2 * student_cdf(-abs(difference) / error, degrees)
@@ -141,11 +141,8 @@ def _sign_test(d: Sequence[Sequence[float]], difference: float, confidence: floa
     return (0.0 if p_value <= 1 - confidence else math.inf), p_value
 
 
-def _crossed_variance(d: Sequence[Sequence[float]], rounding: float) -> tuple[float, float]:
-    """Variance of the mean of a seed-by-task table whose entries differ, and its degrees of freedom.
-
-    The rest's own share speaks where all seeds have one mean and all tasks have one, so that neither shows a spread.
-    """
+def _crossed_variance(d: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Variance of the mean of a seed-by-task table whose entries differ, and its degrees of freedom."""
     seeds, tasks = len(d), len(d[0])
     by_seed = [math.fsum(row) / tasks for row in d]
     by_task = [math.fsum(column) / seeds for column in zip(*d, strict=True)]
@@ -158,11 +155,9 @@ def _crossed_variance(d: Sequence[Sequence[float]], rounding: float) -> tuple[fl
     ) / ((seeds - 1) * (tasks - 1))
     square = (tasks * variance_of(by_seed), seeds * variance_of(by_task), rest)
     degrees = (seeds - 1, tasks - 1, (seeds - 1) * (tasks - 1))
-    if max(square[:2]) <= rounding**2:
-        return rest / (seeds * tasks), degrees[2]
     total = square[0] + square[1] - square[2]
-    if total <= max(square[:2]):
-        largest = 0 if square[0] >= square[1] else 1
+    if total <= max(square):
+        largest = square.index(max(square))
         return square[largest] / (seeds * tasks), degrees[largest]
     spread = sum(ms * ms / df for ms, df in zip(square, degrees, strict=True))
     return total / (seeds * tasks), total * total / spread

@@ -35,18 +35,19 @@ def mean_squares(table: Sequence[Sequence[float]]) -> tuple[float, float, float]
 def compare(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], confidence: float
 ) -> tuple[Compared, bool]:
-    """Var(mean) = (MS_seed + MS_task - MS_rest) / (S T), never below either alone; whether that bound bit."""
+    """Var(mean) = (MS_seed + MS_task - MS_rest) / (S T), never below any of the three alone; whether that bound bit."""
     d = [[y - x for x, y in zip(one, other)] for one, other in zip(a, b)]
     S, T = len(d), len(d[0])
     ms_seed, ms_task, ms_rest = mean_squares(d)
     total = ms_seed + ms_task - ms_rest
-    floor = max(ms_seed, ms_task)
+    floor = max(ms_seed, ms_task, ms_rest)
     if S > 1 and T > 1 and total >= floor:
         parts = ((ms_seed, S - 1), (ms_task, T - 1), (ms_rest, (S - 1) * (T - 1)))
         below = math.fsum(ms * ms / n for ms, n in parts)
         degrees = total * total / below if below > 0 else math.inf
     else:
-        degrees = S - 1 if ms_seed >= ms_task else T - 1
+        alone = ((ms_seed, S - 1), (ms_task, T - 1), (ms_rest, (S - 1) * (T - 1)))
+        degrees = next(n for ms, n in alone if ms == floor and n > 0)
         total = floor
     error = math.sqrt(total / (S * T))
     difference = mean([x for row in d for x in row])

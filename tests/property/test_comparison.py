@@ -359,3 +359,9 @@ def test_seeds_needed_refuses_what_has_no_answer(change, text):
 def test_a_p_value_that_is_none_is_refused(value):
     with pytest.raises(ValueError, match=r"p_values must lie between 0 and 1, got \[0.5, "):
         comparison.holm([0.5, value])
+
+
+def test_a_table_that_is_nearly_all_rest_proves_nothing():
+    """Equal means of seeds and of tasks but for a hair: the rest, .99, is the least that the mean varies by."""
+    found = comparison.compare([[0.0, 0.0], [0.0, 0.0]], [[1.0, 0.01], [0.0, 1.0]], confidence=0.95)
+    assert found.verdict == "tie" and found.low < 0 < found.high
