@@ -54,9 +54,7 @@ def gap_drift(gap: Sequence[float], weights: Sequence[Hashable], *, level: float
         raise ValueError(f"level must lie between 0 and 1, got {level}")
     if not 0 < min_slope < math.inf:
         raise ValueError(f"min_slope must be positive and finite, got {min_slope}")
-    stretches = [
-        [(x, y) for x, y, _ in part] for _, part in groupby(_steps(gap, weights), key=lambda s: s[2])
-    ]
+    stretches = _stretches(gap, weights)
     points = [point for stretch in stretches for point in _centred(stretch)]
     spread = math.fsum(x * x for x, _ in points)
     if spread == 0:
@@ -70,8 +68,11 @@ def gap_drift(gap: Sequence[float], weights: Sequence[Hashable], *, level: float
     return Drift(slope, p_value, slope > min_slope and p_value < level)
 
 
-def _steps(gap: Sequence[float], weights: Sequence[Hashable]) -> list[tuple[int, float, Hashable]]:
-    return [(x, y, w) for x, (y, w) in enumerate(zip(gap, weights, strict=True)) if not math.isnan(y)]
+def _stretches(gap: Sequence[float], weights: Sequence[Hashable]) -> list[list[tuple[int, float]]]:
+    """Steps next to each other with equal weights; a gap that is NaN is in none, and joins nothing."""
+    same = [list(part) for _, part in groupby(range(len(gap)), key=lambda x: weights[x])]
+    told = [[(x, gap[x]) for x in part if not math.isnan(gap[x])] for part in same]
+    return [part for part in told if part]
 
 
 def _centred(stretch: list[tuple[int, float]]) -> list[tuple[float, float]]:

@@ -123,3 +123,8 @@ def test_bad_series_are_refused(change, message):
     with pytest.raises(ValueError) as refused:
         gap_drift(**given_)
     assert str(refused.value) == message
+
+
+def test_a_gap_that_is_missing_joins_no_two_stretches():
+    """The weights were others in between, whether or not that step had a token."""
+    assert math.isnan(gap_drift([0.0, math.nan, 0.0], ["a", "b", "a"], level=0.05, min_slope=0.001).slope)
