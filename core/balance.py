@@ -23,7 +23,7 @@ PARTNERS = 3
 def spread(
     lengths: Sequence[int], cost: Sequence[float], *, token_budget: int, ranks: int, rounds: int
 ) -> list[Bins] | None:
-    """Hands of `rounds` micro-batches each, rows dealt first and packed afterwards; None where they do not fit.
+    """Hands of at most `rounds` micro-batches, rows dealt first and packed afterwards; None where they do not fit.
 
     Longest first, each row to the cheapest rank with room, which is half-way between an equal share of all
     tokens and what `rounds` micro-batches hold. The last rows are kept for ranks with fewer rows than rounds.

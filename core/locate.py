@@ -46,7 +46,7 @@ CURVATURE = 1 / 8
 
 
 class Token(NamedTuple):
-    """Facts that can be read, sorted by row and position, 0 where they cannot.
+    """Facts that can be read, 0 where they cannot; the caller has sorted them by row and position.
 
     Args:
         difference: logprob - rollout_logprob.

@@ -69,8 +69,8 @@ def rescored(
 def weighted_median(value: Tensor, direction: Tensor) -> Tensor:
     """The slope a that makes sum |value - a * direction| least: the median of value / direction, weighted.
 
-    It is 0 as soon as tokens with half of sum |direction| have no difference: what hits a part of the tokens
-    never looks like what hits all.
+    It is 0 as soon as tokens with more than half of sum |direction| have no difference: what hits a part of the
+    tokens never looks like what hits all.
 
     Args:
         value: [K, T].

@@ -77,7 +77,7 @@ def detached_log_ratio(logprob: Tensor, anchor: Tensor, loss_mask: Tensor) -> tu
 
 
 def score_form(token: AnchoredToken, coefficient: Tensor, *, out_of_region: Tensor) -> TokenLoss:
-    """-coefficient * advantage * logprob; where nothing is trained the logprob itself is replaced."""
+    """-coefficient * advantage * logprob, 0 out of the region; where nothing is trained the logprob is replaced."""
     # A NaN advantage has no side of the region to be on, and has to be seen.
     outside = out_of_region & token.usable & ~token.advantage.isnan()
     trained = token.usable & ~outside

@@ -147,8 +147,9 @@ def append_observation(row: Ledger, token_ids: Sequence[int]) -> Ledger:
 def continue_rows(rows: tuple[Ledger, ...], prompt_ids: Sequence[int]) -> tuple[Ledger, ...]:
     """The trajectory ready for a turn whose whole prompt is `prompt_ids`.
 
-    If the prompt extends the last row token for token, that row grows; otherwise it is left as it is and a
-    new row begins (a fork), in which everything before the coming completion is prompt.
+    If the last row ends with a completed turn and the prompt extends it token for token, that row grows;
+    otherwise it is left as it is and a new row begins (a fork), in which everything before the coming completion
+    is prompt.
     """
     if not rows:
         return (open_ledger(prompt_ids),)

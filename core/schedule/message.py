@@ -86,7 +86,7 @@ class Train:
     """Take one optimizer step from `version` on these trials; the answer is StepTrained(version + 1).
 
     Args:
-        group_ids: the groups of the batch, oldest first.
+        group_ids: the groups of the batch, that with the oldest token first.
         trial_ids: their valid trials, group by group; a group may have fewer than planned.
     """
 

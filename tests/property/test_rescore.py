@@ -33,7 +33,7 @@ def test_weighted_median_is_the_slope_of_least_absolute_residual(pairs):
     assert left == pytest.approx(min(float((y - c * x).abs().sum()) for c in candidates))
 
 
-def test_a_slope_is_0_when_half_of_the_weight_has_no_difference():
+def test_a_slope_is_0_when_more_than_half_of_the_weight_has_no_difference():
     assert float(weighted_median(column(9, 9, 0, 0)[None], column(1, 1, 1, 1))) in (0.0, 9.0)
     assert float(weighted_median(column(9, 9, 0, 0)[None], column(1, 1, 1, 2))) == 0.0
     assert float(weighted_median(column(9, 9, 0, 0)[None], column(1, 2, 1, 1))) == 4.5
