@@ -19,7 +19,7 @@ def test_the_first_two_commands_are_the_ones_that_ci_runs():
     assert first.strip() == "pip install -e . && python experiments/ablate_aggregation.py"
     assert second.strip() == "pip install -e '.[test]' && pytest"
     ci = (ROOT / ".ci" / "run").read_text()
-    assert "pip install -q -e '.[test]'" in ci and ci.rstrip().endswith("\npytest")
+    assert "pip install -q -e '.[test," in ci and "\npytest" in ci
 
 
 def test_every_command_names_a_program_and_files_that_exist():
