@@ -13,6 +13,9 @@ from core.tito import agreed_delta
 
 Message = dict[str, Any]
 
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+END_OF_REASONING = "</think>"
+
 # Contents stand in the rendered template as private-use characters, and are encoded apart from it (see `render`).
 FIRST_SLOT = 0xE000
 
@@ -161,22 +164,84 @@ def _refuse(message: str) -> None:
 
 
 def parse_completion(text: str) -> Parsed:
-    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; text without a tag is the final answer."""
-    if "<tool_call>" not in text and "</tool_call>" not in text:
-        return Parsed(None, text.strip(), None)
-    if text.count("<tool_call>") != 1 or text.count("</tool_call>") != 1:
-        return Parsed(None, None, "one tool call a turn, opened and closed once")
-    body = text.split("<tool_call>", 1)[1].split("</tool_call>", 1)[0]
+    """Reads `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; text without a tag is the final answer.
+
+    Reasoning up to `</think>` is neither. The call is one JSON object, read to its own end: a tag inside one of its
+    strings is a part of the string. What is not exactly that is an error, and its line tells how to put it right.
+    """
+    said = _after_reasoning(text)
+    before, opened, body = said.partition(OPEN)
+    if not opened and CLOSE not in said:
+        return Parsed(None, said.strip(), None)
     try:
-        call = json.loads(body)
+        if CLOSE in before:
+            raise _Unreadable("a tool call must be opened by <tool_call> before it is closed")
+        call, rest = _one_object(body.lstrip())
+        if OPEN in rest or CLOSE in rest:
+            raise _Unreadable("one tool call a turn, opened and closed once")
+        return Parsed(_tool_call(call), None, None)
+    except _Unreadable as error:
+        return Parsed(None, None, str(error))
+
+
+class _Unreadable(ValueError):
+    """Why a completion is no tool call, in one line for the policy."""
+
+
+def _after_reasoning(text: str) -> str:
+    """What follows the reasoning; a text that begins with a call has none."""
+    if text.lstrip().startswith(OPEN) or END_OF_REASONING not in text:
+        return text
+    return text.split(END_OF_REASONING, 1)[1]
+
+
+def _one_object(body: str) -> tuple[Any, str]:
+    """The JSON value that a body begins with, and what follows its closing tag."""
+    try:
+        call, end = _STRICT.raw_decode(body)
         json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate could not be sent to a tool
+    except _Unreadable:
+        raise
     except (ValueError, RecursionError):
-        return Parsed(None, None, "the tool call is not JSON")
+        fault = (
+            "the tool call is not JSON" if CLOSE in body else "the tool call is not closed by </tool_call>"
+        )
+        raise _Unreadable(fault) from None
+    after, closed, rest = body[end:].partition(CLOSE)
+    if not closed:
+        raise _Unreadable("the tool call is not closed by </tool_call>")
+    if OPEN in after:
+        raise _Unreadable("one tool call a turn, opened and closed once")
+    if after.strip():
+        raise _Unreadable("the tool call is not JSON")
+    return call, rest
+
+
+def _tool_call(call: Any) -> ToolCall:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return Parsed(None, None, 'a tool call needs "name"')
+        raise _Unreadable('a tool call needs "name"')
     if not isinstance(call.get("arguments", {}), dict):
-        return Parsed(None, None, '"arguments" must be an object')
-    return Parsed(ToolCall(call["name"], call.get("arguments", {})), None, None)
+        raise _Unreadable('"arguments" must be an object')
+    for key in call:
+        if key not in ("name", "arguments"):
+            raise _Unreadable(f'a tool call has only "name" and "arguments", got {json.dumps(key)[:80]}')
+    return ToolCall(call["name"], call.get("arguments", {}))
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Unreadable(f"the tool call names {json.dumps(key)[:80]} twice")
+        found[key] = value
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"a number must be finite, got {name}")
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_named_once, parse_constant=_no_number)
 
 
 def call_text(call: ToolCall) -> str:
