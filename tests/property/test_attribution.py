@@ -310,6 +310,20 @@ def test_what_stands_out_of_a_gap_that_is_everywhere_is_named_beside_it():
     assert set(shares(result)) == {"precision", "retokenised", "weights"}
 
 
+def test_a_run_may_be_barely_larger_than_rounding():
+    """0.035 is 5.5 times 0.01 * 0.632."""
+    d = [x if 5 <= i < 20 else 0.0 for i, x in enumerate(alternating(100, 0.035))]
+    assert names(explained(facts(d)))[5:20] == ["retokenised"] * 15
+
+
+def test_three_one_sided_tokens_are_too_few_for_a_filter_and_their_temperature_is_fitted():
+    rollout = torch.full((60,), -2.5, dtype=F64)
+    fact = facts(0.2 * (rollout + 1.2), logprob=rollout + 0.2 * (rollout + 1.2), entropy=[1.2] * 60)
+    mask = torch.arange(60) < 3
+    assert shares(explained(fact._replace(loss_mask=mask))) == {"temperature": 1.0}
+    assert "filtered_support" in shares(explained(fact))
+
+
 def test_what_a_filter_cannot_make_is_named_beside_it():
     d = [(1.0 if i % 2 else -2.0) if 30 <= i < 40 else -0.1 - 0.002 * (i % 100) for i in range(200)]
     result = explained(facts(d))
