@@ -152,7 +152,7 @@ def test_a_nan_from_upstream_is_seen(rule):
 def test_only_logprob_has_a_gradient(batch):
     for rule in RULES:
         leaves = [field.clone().requires_grad_() for field in batch[:3]]
-        RULES[rule](Anchored(*leaves, batch.loss_mask)).sum().backward()
+        RULES[rule](Anchored._make([*leaves, batch.loss_mask])).sum().backward()
         assert [leaf.grad is None for leaf in leaves] == [False, True, True]
 
 
@@ -188,7 +188,7 @@ def test_k2_and_k3_are_never_negative(batch):
 @pytest.mark.parametrize("rule", RULES)
 def test_arithmetic_is_float32_at_least(rule):
     narrow = tokens([-1.0, -2.03], [-1.25, -1.9], roll=[-1.1, -2.0], dtype=torch.bfloat16)
-    wide = Anchored(*(field.float() for field in narrow[:3]), narrow.loss_mask)
+    wide = Anchored._make([*(field.float() for field in narrow[:3]), narrow.loss_mask])
     assert torch.equal(RULES[rule](narrow), RULES[rule](wide))
     assert RULES[rule](narrow).dtype == torch.float32
     assert RULES[rule](tokens([-1.0], [-1.25])).dtype == F64
@@ -225,6 +225,7 @@ def expected(rule: str, logits: Tensor, reference: list[float], roll: list[float
     )
     value = (sampler * RULES[rule](batch)).sum()
     value.backward()
+    assert leaf.grad is not None
     return float(value.detach()), leaf.grad
 
 
@@ -234,6 +235,7 @@ def divergence(logits: Tensor, reference: list[float], *, forward: bool):
     p, q = leaf.softmax(0), torch.tensor(reference, dtype=F64)
     value = (p * (p / q).log()).sum() if forward else (q * (q / p).log()).sum()
     value.backward()
+    assert leaf.grad is not None
     return float(value.detach()), leaf.grad
 
 

@@ -74,6 +74,7 @@ def test_where_nothing_is_trained_the_logprob_itself_is_not_read():
         cut=torch.tensor([T, F, F]),
     )
     result.value.sum().backward()
+    assert logprob.grad is not None
     assert result.value.tolist() == [0, 0, 0] and logprob.grad.tolist() == [0, 0, 0]
 
 
@@ -100,14 +101,14 @@ def test_an_anchored_token_says_its_arguments(batch):
 
 @given(batch=token_batches(), junk=poison)
 def test_an_anchored_token_holds_no_poison_but_its_own_logprob(batch, junk):
-    fields = [poisoned(field, batch.loss_mask, junk) for field in batch[:3]]
-    dirty, clean = anchored(*fields, batch.loss_mask), anchored(*batch)
+    lp, anchor, advantage = (poisoned(field, batch.loss_mask, junk) for field in batch[:3])
+    dirty, clean = anchored(lp, anchor, advantage, batch.loss_mask), anchored(*batch)
     assert all(torch.equal(one, other) for one, other in zip(dirty[1:], clean[1:]))
 
 
 def test_only_the_logprob_of_a_token_has_a_gradient():
-    leaves = [torch.tensor([-1.0], dtype=F64, requires_grad=True) for _ in range(3)]
-    token = anchored(*leaves, torch.tensor([T]))
+    lp, anchor, advantage = (torch.tensor([-1.0], dtype=F64, requires_grad=True) for _ in range(3))
+    token = anchored(lp, anchor, advantage, torch.tensor([T]))
     asked = {name: getattr(token, name).requires_grad for name in AnchoredToken._fields}
     assert [name for name, grad in asked.items() if grad] == ["logprob"]
 
@@ -135,8 +136,8 @@ def test_a_ratio_of_zero_is_usable_and_a_nan_is_kept():
 
 @given(batch=token_batches(), junk=poison)
 def test_a_log_ratio_is_the_difference_inside_the_mask(batch, junk):
-    fields = [poisoned(field, batch.loss_mask, junk).requires_grad_() for field in batch[:2]]
-    log_ratio, usable = detached_log_ratio(*fields, batch.loss_mask)
+    lp, anchor = (poisoned(field, batch.loss_mask, junk).requires_grad_() for field in batch[:2])
+    log_ratio, usable = detached_log_ratio(lp, anchor, batch.loss_mask)
     expected = torch.where(batch.loss_mask, batch.logprob - batch.rollout_logprob, 0.0)
     assert torch.equal(log_ratio, expected) and torch.equal(usable, batch.loss_mask)
     assert not log_ratio.requires_grad
@@ -169,13 +170,11 @@ def test_inputs_are_untouched(drawn):
 
 
 def test_it_compiles_without_a_graph_break():
-    batch = [torch.tensor(x, dtype=F64) for x in ([-1.0, -0.5], [-1.1, math.nan], [1.0, 1.0])]
-    mask = torch.tensor([T, T])
+    columns = ([-1.0, -0.5], [-1.1, math.nan], [1.0, 1.0])
+    batch = TokenBatch._make([*(torch.tensor(x, dtype=F64) for x in columns), torch.tensor([T, T])])
     compiled = torch.compile(plain, fullgraph=True, backend="eager")
     for cut in (torch.tensor([F, T]), torch.tensor([T, F])):
-        assert all(
-            torch.equal(a, b) for a, b in zip(compiled(*batch, mask, cut=cut), plain(*batch, mask, cut=cut))
-        )
+        assert all(torch.equal(a, b) for a, b in zip(compiled(*batch, cut=cut), plain(*batch, cut=cut)))
 
 
 # The doors
