@@ -21,7 +21,7 @@ def test_a_gap_that_grows_under_the_same_weights_raises_an_alarm():
 
 def test_a_gap_that_grows_with_changing_weights_raises_none():
     drift = gap_drift([0.01, 0.02, 0.03], ["a", "b", "c"], **KNOBS)
-    assert not drift.alarm and math.isnan(drift.slope) and math.isnan(drift.p_value)
+    assert drift.alarm is False and math.isnan(drift.slope) and math.isnan(drift.p_value)
 
 
 def test_a_gap_that_falls_or_stays_raises_none():
@@ -36,9 +36,16 @@ def test_growth_without_any_noise_is_certain():
     assert not gap_drift([0.25, 0.5, 0.75], ["w"] * 3, level=0.01, min_slope=0.25).alarm
 
 
+def test_a_chance_of_the_level_itself_raises_no_alarm():
+    gap = [0.25, 0.5, 0.25, 1.0]
+    chance = gap_drift(gap, ["w"] * 4, level=0.5, min_slope=0.001).p_value
+    assert not gap_drift(gap, ["w"] * 4, level=chance, min_slope=0.001).alarm
+    assert gap_drift(gap, ["w"] * 4, level=math.nextafter(chance, 1), min_slope=0.001).alarm
+
+
 def test_two_steps_cannot_tell():
     drift = gap_drift([0.01, 0.02], ["w"] * 2, **KNOBS)
-    assert drift.slope == pytest.approx(0.01) and math.isnan(drift.p_value) and not drift.alarm
+    assert drift.slope == pytest.approx(0.01) and math.isnan(drift.p_value) and drift.alarm is False
     assert math.isnan(gap_drift([0.01], ["w"], **KNOBS).slope)
     assert math.isnan(gap_drift([], [], **KNOBS).slope)
 
