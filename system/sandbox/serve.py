@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import ByteStream
 from mcp import Client
 from mcp.client._transport import TransportStreams
-from mcp.server import MCPServer
+from mcp.server import Server
 from mcp.shared._context_streams import create_context_streams
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
@@ -32,11 +32,10 @@ def serve(fd: int, root: Path) -> None:
     anyio.run(serve_server, build_server(root), socket.socket(fileno=fd))
 
 
-async def serve_server(server: MCPServer[Any], sock: socket.socket) -> None:
-    """Serve any MCPServer on a connected socket until the other end closes it."""
-    lowlevel = server._lowlevel_server
+async def serve_server(server: Server[Any], sock: socket.socket) -> None:
+    """Serve any server on a connected socket until the other end closes it."""
     async with socket_client(sock) as (read, write):
-        await lowlevel.run(read, write, lowlevel.create_initialization_options())
+        await server.run(read, write, server.create_initialization_options())
 
 
 @asynccontextmanager

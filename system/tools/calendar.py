@@ -6,10 +6,9 @@ from datetime import datetime
 from pathlib import Path
 
 from icalendar import Calendar
-from mcp.server import MCPServer
 
 from system.tools.paths import existing_file
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import joined, matches, one_line
 
 CALENDAR = "calendar.ics"
@@ -33,6 +32,4 @@ def _line(event: object) -> str:
     return one_line(f"{start.strftime(form)} {event.get('SUMMARY', '')}")  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the calendar tool."""
-    add_tool(server, root, list_events)
+TOOLS = (tool(list_events, reads=True),)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mcp.server import MCPServer
-
 from system.tools.paths import inside
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import joined, matches, one_line
 
 FOLDER = "chat"
@@ -31,6 +29,4 @@ def message_lines(file: Path) -> list[str]:
     return [one_line(f"{message['user']}: {message['text']}") for message in messages]
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the chat tool."""
-    add_tool(server, root, read_channel)
+TOOLS = (tool(read_channel, reads=True),)

@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from mcp.server import MCPServer
-
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import one_line
 
 TIME_LIMIT_S = 10.0
@@ -122,6 +120,4 @@ def _ending(status: int) -> str:
     return f"code was killed by signal {-status}" if status < 0 else f"code ended with status {status}"
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the code tool."""
-    add_tool(server, root, run_code)
+TOOLS = (tool(run_code, limit_s=None),)

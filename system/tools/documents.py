@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
-from mcp.server import MCPServer
-
 from system.tools.parts import Element, parse_part
 from system.tools.paths import existing_file
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import joined, matches, one_line
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -44,6 +42,4 @@ def _text(element: Element) -> str:
     return one_line("".join(words))
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the document tool."""
-    add_tool(server, root, read_document)
+TOOLS = (tool(read_document, reads=True),)

@@ -6,15 +6,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mcp.server import MCPServer
-
 from system.tools.calendar import event_lines
 from system.tools.chat import message_lines
 from system.tools.documents import document_lines
 from system.tools.mail import mail_lines
 from system.tools.paths import LARGEST_FILE, READERS, entries, existing_file, inside, reader_hint
 from system.tools.pdfs import piece_lines
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import cut, joined, matches, one_line
 from system.tools.sheets import workbook_lines
 from system.tools.slides import slide_lines
@@ -110,7 +108,9 @@ _LINES: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the file tools."""
-    for function in (list_files, read_file, search_files, write_file):
-        add_tool(server, root, function)
+TOOLS = (
+    tool(list_files, reads=True),
+    tool(read_file, reads=True),
+    tool(search_files, reads=True),
+    tool(write_file),
+)

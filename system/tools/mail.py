@@ -10,10 +10,8 @@ from email.message import Message
 from pathlib import Path
 from typing import NamedTuple
 
-from mcp.server import MCPServer
-
 from system.tools.paths import existing_file
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import cut, joined, matches, one_line
 
 MAILBOX = "mail.mbox"
@@ -98,7 +96,4 @@ def _body(message: Message) -> str:
     return re.sub(r"^>(>*From )", r"\1", text, flags=re.MULTILINE).strip()
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the mail tools."""
-    for function in (list_mail, search_mail, read_mail):
-        add_tool(server, root, function)
+TOOLS = (tool(list_mail, reads=True), tool(search_mail, reads=True), tool(read_mail, reads=True))

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import pypdfium2
 import pypdfium2.raw as pdfium
-from mcp.server import MCPServer
 
 from system.tools.paths import existing_file
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import joined, matches, one_line
 
 _NUMBER = re.compile(r"[-+(]?[$€£]?\d[\d.,']*\s?%?\)?")
@@ -188,6 +187,4 @@ def _is_number(span: Span) -> bool:
     return _NUMBER.fullmatch(span.text) is not None
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the pdf tool."""
-    add_tool(server, root, read_pdf)
+TOOLS = (tool(read_pdf, reads=True),)

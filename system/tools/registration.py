@@ -1,60 +1,114 @@
-"""How a plain function of a world becomes a tool of a server."""
+"""How a plain function of a world becomes a tool."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import partial
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
-from pydantic import Field
+from mcp import types
 
+from system.tools.arguments import Argument, kind_of, read_arguments, schema_of
 from system.tools.results import failure_line
 
-_ARGUMENT_TYPES: dict[Any, Any] = {
-    str: Annotated[str, Field(coerce_numbers_to_str=True)],  # a model writes 77 as often as "77"
-    int: int,
-}
+TIME_LIMIT_S = 30.0
+"""Seconds after which a tool is broken off; one that minds its own clock has no such limit."""
 
 
-def add_tool(server: MCPServer, root: Path, function: Callable[..., str]) -> None:
-    """Offer `function(root, ...)` as a tool: its name, the first line of its docstring, a flat schema.
+class Tool(NamedTuple):
+    """A tool as a server offers it; `run` takes the world folder and then the arguments by name.
 
-    The tool is a coroutine function although it never waits: the SDK runs plain functions in worker threads.
+    Example: `tool(read_file, reads=True)`.
+    """
+
+    name: str
+    description: str
+    arguments: tuple[Argument, ...]
+    reads: bool
+    limit_s: float | None
+    run: Callable[..., str]
+
+    @property
+    def listing(self) -> types.Tool:
+        """How the protocol lists the tool."""
+        return types.Tool(
+            name=self.name,
+            description=self.description,
+            input_schema=schema_of(self.name, self.arguments),
+            annotations=types.ToolAnnotations(read_only_hint=self.reads),
+        )
+
+    @property
+    def line(self) -> str:
+        """The tool in one line: `read_sheet(path, find, range, sheet)`."""
+        return f"{self.name}({', '.join(argument.name for argument in self.arguments)})"
+
+    def call(self, root: Path, given: dict[str, Any]) -> tuple[str, bool]:
+        """Run the tool; gives its text and whether that is an error, which is one line `error: ...`."""
+        try:
+            values = read_arguments(self.name, self.arguments, given)
+            with _time_limit(self.name, self.limit_s):
+                text = self.run(root, **values)
+        except Exception as error:  # noqa: BLE001  # a damaged file can raise anything; the model reads it
+            return _sendable(failure_line(error, root)), True
+        return _sendable(text), False
+
+
+def tool(
+    function: Callable[..., str],
+    *,
+    reads: bool = False,
+    limit_s: float | None = TIME_LIMIT_S,
+    description: str = "",
+    name: str = "",
+) -> Tool:
+    """Describe `function(root, ...)` as a tool: its name, the first line of its docstring, its arguments.
 
     Args:
-        server: Where the tool is added.
-        root: The world folder, passed as the first argument.
-        function: Takes strings and integers, returns text, raises ValueError for what the model did wrong.
+        function: Its arguments are annotated with their types, or `Annotated[type, "what it means"]`; it returns
+            text and raises ValueError for what the model did wrong.
+        reads: The tool changes nothing, so that a call may be repeated.
+        limit_s: Seconds that it may take; None if it minds its own clock.
+        description: In place of the docstring's first line.
+        name: In place of the function's own.
     """
-    signature = inspect.signature(function, eval_str=True)
-    arguments = [
-        argument.replace(annotation=_ARGUMENT_TYPES[argument.annotation])
-        for argument in list(signature.parameters.values())[1:]
-    ]
-    bound: Any = partial(_call, function, root)
-    bound.__name__ = function.__name__
-    bound.__annotations__ = {argument.name: argument.annotation for argument in arguments} | {"return": str}
-    bound.__signature__ = inspect.Signature(arguments, return_annotation=str)
-    description = inspect.getdoc(function) or ""
-    server.add_tool(bound, description=description.partition("\n")[0], structured_output=False)
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    described = description or (inspect.getdoc(function) or "").partition("\n")[0]
+    arguments = tuple(_argument(parameter) for parameter in parameters)
+    return Tool(name or function.__name__, described, arguments, reads, limit_s, function)
 
 
-def moved(tool: Tool, root: Path) -> Tool:
-    """Give the same tool for another world, without the cost of describing it anew."""
-    return tool.model_copy(update={"fn": partial(_call, tool.fn.args[0], root)})
+def _argument(parameter: inspect.Parameter) -> Argument:
+    annotation, meaning = parameter.annotation, ""
+    if get_origin(annotation) is Annotated:
+        annotation, meaning = get_args(annotation)
+    needed = parameter.default is inspect.Parameter.empty
+    return Argument(
+        parameter.name, kind_of(annotation), meaning, needed, None if needed else parameter.default
+    )
 
 
-async def _call(function: Callable[..., str], root: Path, /, **given: Any) -> str:
+@contextmanager
+def _time_limit(name: str, limit_s: float | None) -> Iterator[None]:
+    """Break the block off when it takes too long; without effect outside a program's first thread."""
+    if limit_s is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise ValueError(f"{name} must end within {limit_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
-        text = function(root, **given)
-    except Exception as error:  # a damaged file can raise anything; the model reads it as one line
-        raise ToolError(_sendable(failure_line(error, root))) from error
-    return _sendable(text)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _sendable(text: str) -> str:

@@ -1,98 +1,80 @@
-"""The MCP server of a world: every tool, with one-line errors."""
+"""The MCP server of a world: a set of tools, with one-line errors."""
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
-from mcp.types import CallToolResult, InputRequiredResult, TextContent
-from pydantic import ValidationError
+from mcp import types
+from mcp.server import Server, ServerRequestContext
 
 from system.tools import calendar, chat, code, documents, files, mail, pdfs, sheets, slides
-from system.tools.registration import moved
-from system.tools.results import one_line
+from system.tools.registration import Tool
+from system.tools.results import cut, one_line
 
-_TYPE_NAMES = {"string": "a string", "integer": "an integer"}
-
-
-class OfficeServer(MCPServer[Any]):
-    """An MCP server whose every failed call is one line `error: ...` that the model can read."""
-
-    async def call_tool(
-        self, name: str, arguments: dict[str, Any], context: Any = None
-    ) -> CallToolResult | InputRequiredResult:
-        """Call a tool; what went wrong becomes a text result with `is_error` true."""
-        try:
-            self._refuse_unknown(name, arguments)
-            return await super().call_tool(name, arguments, context)
-        except ToolError as error:
-            content = TextContent(type="text", text=self._line(name, error))
-            return CallToolResult(content=[content], is_error=True)
-
-    def _refuse_unknown(self, name: str, arguments: Mapping[str, Any]) -> None:
-        tools = {tool.name: tool for tool in self._tool_manager.list_tools()}
-        if name not in tools:
-            raise ToolError(f"error: no such tool {one_line(name)[:80]}; tools: {', '.join(tools)}")
-        known = tools[name].parameters["properties"]
-        unknown = [argument for argument in arguments if argument not in known]
-        if unknown:
-            names = ", ".join(known) or "none"
-            raise ToolError(f"error: {name} has no argument {one_line(unknown[0])[:80]}; arguments: {names}")
-
-    def _line(self, name: str, error: ToolError) -> str:
-        cause = error.__cause__
-        if cause is None or not isinstance(cause, ToolError | ValidationError):
-            return str(error)
-        if isinstance(cause, ToolError):  # the SDK puts its own words in front of the tool's line
-            return str(cause)
-        first = cause.errors()[0]
-        argument = str(first["loc"][0])
-        if first["type"] == "missing":
-            return f"error: {name} needs argument {argument}"
-        tool = self._tool_manager.get_tool(name)
-        wanted = tool.parameters["properties"][argument].get("type") if tool else None
-        got = json.dumps(first["input"], ensure_ascii=False, default=str)[:80]
-        return f"error: {argument} must be {_TYPE_NAMES.get(str(wanted), wanted)}, got {got}"
+TOOLSETS = ("brief", "full")
+"""`brief`: the fifteen tools that policies/clerk was made for. `full`: them and the rest, some with more arguments."""
 
 
-def build_server(root: Path) -> MCPServer:
+Shorten = Callable[[str], str]
+"""Makes a result fit: cuts it, and says where the rest is."""
+
+
+def build_server(root: Path, toolset: str = "brief", *, shorten: Shorten | None = None) -> Server[Any]:
     """Build the server of the world at `root`; it starts no thread and leaves logging as it was.
 
     Args:
         root: The world folder; every path that a tool takes is relative to it.
+        toolset: "brief", whose tools cut their results themselves, or "full".
+        shorten: Applied to every result; left out, `full` cuts at `RESULT_LIMIT`.
     """
-    with _logging_untouched():
-        return OfficeServer("office", log_level="ERROR", tools=[moved(tool, root) for tool in _tools()])
+    if toolset == "full" and shorten is None:
+        shorten = partial(cut, rest="ask for less at a time")
+    return serve_tools(root, tools_of(toolset), shorten=shorten)
+
+
+def expected_tools(toolset: str) -> tuple[str, ...]:
+    """Name the tools of a set, in order: what a server must list before an agent starts."""
+    return tuple(tools_of(toolset))
+
+
+def serve_tools(root: Path, tools: Mapping[str, Tool], *, shorten: Shorten | None = None) -> Server[Any]:
+    """Build a server of the world at `root` that offers `tools`, by name, and applies `shorten` to what they say."""
+
+    async def list_tools(
+        _: ServerRequestContext[Any], __: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[tool.listing for tool in tools.values()])
+
+    async def call_tool(
+        _: ServerRequestContext[Any], call: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        tool = tools.get(call.name)
+        if tool is None:
+            line = f"error: no such tool {one_line(call.name)[:80]}; tools: {', '.join(tools)}"
+            text, failed = line, True
+        else:
+            text, failed = tool.call(root, call.arguments or {})
+            text = shorten(text) if shorten else text
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
+
+    return Server("office", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 @cache
-def _tools() -> list[Tool]:
-    """Describe every tool once; this takes fifteen times as long as the rest of a server."""
-    with _logging_untouched():
-        server = MCPServer("office", log_level="ERROR")
-    for module in (files, sheets, pdfs, slides, documents, mail, chat, calendar, code):
-        module.register(server, Path("."))
-    return server._tool_manager.list_tools()
+def tools_of(toolset: str) -> dict[str, Tool]:
+    """The tools of a set by name, in order; what `full` needs is imported when it is first asked for."""
+    if toolset not in TOOLSETS:
+        raise ValueError(f'toolset must be "brief" or "full", got {toolset!r}')
+    rooms = (files, sheets, pdfs, slides, documents, mail, chat, calendar, code)
+    offered = [tool for room in rooms for tool in room.TOOLS]
+    if toolset == "full":
+        offered += importlib.import_module("system.tools.full").TOOLS
+    return {tool.name: tool for tool in offered}
 
 
-@contextmanager
-def _logging_untouched() -> Iterator[None]:
-    """Keep the SDK from putting its own handler on the root logger, which it does where there is none."""
-    guard = logging.NullHandler()
-    logging.root.addHandler(guard)
-    try:
-        yield
-    finally:
-        logging.root.removeHandler(guard)
-
-
-TOOL_LINES: list[str] = [f"{tool.name}({', '.join(tool.parameters['properties'])})" for tool in _tools()]
-"""Each tool as the server has it, `read_sheet(path, find, range, sheet)`: lines for the system prompt."""
+TOOL_LINES: list[str] = [tool.line for tool in tools_of("brief").values()]
+"""Each tool of `brief`, `read_sheet(path, find, range, sheet)`: lines for the system prompt."""

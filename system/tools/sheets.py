@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mcp.server import MCPServer
 from openpyxl.utils.cell import get_column_letter
 
 from system.tools.formulas import LAST_COLUMN, LAST_ROW, Place, bounds
 from system.tools.paths import existing_file
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import joined, matches
 from system.tools.workbook import Cell, Workbook, shown
 
@@ -90,7 +89,4 @@ def _sheet(workbook: Workbook, path: str, sheet: str) -> str:
     return sheet
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the sheet tools."""
-    for function in (read_sheet, edit_cell):
-        add_tool(server, root, function)
+TOOLS = (tool(read_sheet, reads=True), tool(edit_cell))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from zipfile import ZipFile
 
-from mcp.server import MCPServer
-
 from system.tools.parts import Element, parse_part, related_parts
 from system.tools.paths import existing_file
-from system.tools.registration import add_tool
+from system.tools.registration import tool
 from system.tools.results import joined, matches, one_line
 
 _DRAWING = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -53,6 +51,4 @@ def _text(element: Element) -> str:
     return one_line("".join(words))
 
 
-def register(server: MCPServer, root: Path) -> None:
-    """Offer the slide tool."""
-    add_tool(server, root, read_slides)
+TOOLS = (tool(read_slides, reads=True),)
