@@ -7,10 +7,12 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
+from system.tools.confine import shield
 from system.tools.registration import tool
 from system.tools.results import one_line
 
@@ -59,7 +61,8 @@ def _run(root: Path, code: str) -> Run:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        env={name: os.environ[name] for name in _KEPT if name in os.environ} | {"HOME": str(root)},
+        preexec_fn=shield(),
+        env=_environment(root),
     )
     assert process.stdout is not None and process.stderr is not None
     try:
@@ -70,6 +73,14 @@ def _run(root: Path, code: str) -> Run:
         process.wait()
         process.stdout.close()
         process.stderr.close()
+
+
+def _environment(root: Path) -> dict[str, str]:
+    """One thread for each library; what libraries remember lies outside the world, where it is no change of it."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    caches = dict.fromkeys(("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR"), tempfile.gettempdir())
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return kept | caches | threads | {"HOME": str(root)}
 
 
 def _drain(process: subprocess.Popen[bytes], out: int, err: int) -> Run:
