@@ -89,7 +89,6 @@ MUTANTS = [
     ("importance.py", "loss_mask & old_logprob.isfinite()", "loss_mask", "importance"),
     ("importance.py", "torch.where(trained, importance_weight.detach(), 1.0)", "importance_weight.detach()", "importance"),
     ("kl.py", "weight * d.detach() * (d - d.detach())", "weight * (d - d.detach())", "kl"),
-    ("kl.py", "torch.where(usable, logprob, 0.0) - reference", "torch.where(usable, logprob - reference, 0.0)", "kl"),
     ("kl.py", "torch.expm1(-log_ratio.detach()).isinf()", "torch.zeros_like(log_ratio, dtype=torch.bool)", "kl"),
     ("centering.py", "- share * p", "- p", "centering"),
     ("centering.py", "clamp(min=_SMALLEST_TAIL)", "clamp(min=0)", "centering"),
