@@ -16,7 +16,7 @@ from playing import copied, play
 from system.sandbox.frozen import FrozenWorld
 from system.tools.files import write_file
 from system.tools.sheets import edit_cell
-from system.verify import verify
+from system.verify import VerifyError, verify
 from system.verify.__main__ import main
 from system.verify.checks import grade, numbers_in, read_checks
 from system.world.assignment import draw_assignment
@@ -270,6 +270,8 @@ def test_written_lines_count_one_by_one_in_any_order(tasks: dict, tmp_path: Path
 def test_a_defect_of_the_task_raises(tasks: dict, tmp_path: Path):
     world = FrozenWorld(lower=tmp_path, root=tmp_path)
     with pytest.raises(ValueError, match="tests must hold checks.json, got none"):
+        read_checks(tmp_path / "checks.json")
+    with pytest.raises(VerifyError, match="^task: tests must hold test.sh, got none"):
         verify(tmp_path, world, "")
     (tmp_path / "checks.json").write_text('[{"kind": "vibes"}]')
     with pytest.raises(ValueError, match="kind of a check must be one of"):
@@ -294,3 +296,39 @@ def test_command_line_writes_the_reward(tasks: dict, tmp_path: Path):
     }
     main([word for name, path in given.items() for word in (f"--{name}", str(path))])
     assert json.loads(reward.read_text()) == {"reward": 1.0, "passed": 1.0}
+
+
+def test_a_defect_of_the_checks_is_a_system_error_and_no_zero(tasks: dict, tmp_path: Path):
+    world = FrozenWorld(lower=tmp_path, root=tmp_path)
+    (tmp_path / "tests").mkdir()
+    for checks in (
+        "not json",
+        '[{"kind": "vibes"}]',
+        '[{"kind": "answer_number"}]',
+        '[{"kind": "cell_value", "path": 3}]',
+        '[{"kind": "unchanged", "except": []}]',
+        '[{"kind": "other_cells_unchanged", "path": "gone.xlsx", "except": []}]',
+    ):
+        (tmp_path / "tests" / "checks.json").write_text(checks)
+        with pytest.raises(VerifyError, match="^task: "):
+            verify(tmp_path, world, "")
+
+
+def test_a_diff_checks_what_changed_and_that_nothing_else_did(tasks: dict, tmp_path: Path):
+    task = tasks["edit", 2]
+    check = read_checks(task.folder / "tests" / "checks.json")[0]
+    title = openpyxl.load_workbook(world_of(task) / check["path"]).sheetnames[0]
+    cell, others = check["cell"], ("A2", 3)
+    diff = {"kind": "diff", "path": check["path"]}
+    diff["expected"] = [{"place": f"{title}!{cell} value", "after": str(check["expected"])}]
+    for number, (edit, loose, reward) in enumerate(
+        [((), False, 0.0), ((cell,), False, 1.0), ((cell, "B9"), False, 0.0), ((cell, "B9"), True, 1.0)]
+    ):
+        place = tmp_path / f"world{number}"
+        world = copied(world_of(task), place)
+        book = openpyxl.load_workbook(place / check["path"])
+        for name in edit:
+            book[title][name] = check["expected"] if name == cell else others[1]
+        book.save(place / check["path"])
+        verdict = grade([diff | {"others": loose}], world, "done")
+        assert verdict.reward == reward, (edit, loose, verdict)

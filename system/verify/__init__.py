@@ -1,5 +1,20 @@
 """Grades a frozen world against what a task's tests expect; trusts no file that an agent left."""
 
-from .checks import Criterion, GradedWorld, Verdict, verify
+from .fault import VerifyError
+from .grading import verify
+from .judge import Answer, Judge, JudgeClient, JudgeSettings, Question
+from .verdict import Criterion, Verdict
+from .world import GradedWorld
 
-__all__ = ["Criterion", "GradedWorld", "Verdict", "verify"]
+__all__ = [
+    "Answer",
+    "Criterion",
+    "GradedWorld",
+    "Judge",
+    "JudgeClient",
+    "JudgeSettings",
+    "Question",
+    "Verdict",
+    "VerifyError",
+    "verify",
+]

@@ -12,68 +12,23 @@ import json
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zipfile import ZipFile
 
 import openpyxl
+
+from .diff import changes
+from .verdict import Criterion, Verdict
+from .world import GradedWorld
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
 _LARGEST_FILE = 2_000_000
 _LARGEST_UNPACKED = 8_000_000
 
 
-class GradedWorld(Protocol):
-    """What a sandbox leaves behind once nothing runs in it any more (`system.sandbox.FrozenWorld` is one)."""
-
-    @property
-    def lower(self) -> Path:
-        """The pristine world."""
-        ...
-
-    def path(self, rel: str, /) -> Path | None:
-        """Where a plain file of the world lies now; None for what is missing, special, or behind a link."""
-        ...
-
-    def changed(self) -> list[str]:
-        """Relative names of all that was added, removed or given other content, special files included."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Criterion:
-    """One thing that was to be true: `Criterion(name="answer", met=False, detail="got '8'", gate=False)`.
-
-    A gate earns nothing; not met, it makes the reward zero.
-    """
-
-    name: str
-    met: bool
-    detail: str
-    gate: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The grade of one trial: `Verdict(reward=0.5, passed=False, criteria=(...))`; passed: all are met."""
-
-    reward: float
-    passed: bool
-    criteria: tuple[Criterion, ...]
-
-
 class Unreadable(Exception):
     """A file of the agent's that is missing, too large, not a plain file, or damaged."""
-
-
-def verify(task_folder: Path, world: GradedWorld, answer: str) -> Verdict:
-    """Grades a frozen world and a final answer by the tests of a task.
-
-    Raises:
-        ValueError: tests/checks.json is missing or is not what we write.
-    """
-    return grade(read_checks(task_folder / "tests" / "checks.json"), world, answer)
 
 
 def read_checks(path: Path) -> list[dict[str, Any]]:
@@ -179,6 +134,36 @@ def _file_lines(check: dict[str, Any], world: GradedWorld, answer: str) -> list[
     return [*found, Criterion(name="no other lines", met=alone, detail=detail, gate=False)]
 
 
+def _diff(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
+    """Changes of one file: {"path", "expected": [{"place", "after"}], "others": false}.
+
+    Each expected change is a criterion; unless others are allowed, a gate holds the rest of the file as it was,
+    but for what untouched formulas show: that follows from the cells they read.
+    """
+    path, expected = check["path"], check["expected"]
+    listed = [change for change in changes(world) if change.path == path]
+    found = {change.place: change.after for change in listed}
+    criteria = [
+        Criterion(
+            name=f"{path} {wanted['place']}",
+            met=found.get(wanted["place"]) == wanted["after"],
+            detail=f"expected {wanted['after']!r}, got {found.get(wanted['place'], 'no change')[:80]!r}",
+            gate=False,
+        )
+        for wanted in expected
+    ]
+    if check.get("others", False):
+        return criteria
+    places = {wanted["place"] for wanted in expected}
+    altered = [
+        change.place or "the file"
+        for change in listed
+        if change.place not in places and not change.place.endswith(" shown")
+    ]
+    detail = f"altered: {', '.join(altered[:5])}"[:200] if altered else "as before"
+    return [*criteria, Criterion(name=f"rest of {path}", met=not altered, detail=detail, gate=True)]
+
+
 def _unchanged(check: dict[str, Any], world: GradedWorld, answer: str) -> list[Criterion]:
     altered = [name for name in world.changed() if name not in check["except"]]
     detail = f"altered: {', '.join(altered[:5])}"[:200] if altered else "as before"
@@ -190,6 +175,7 @@ _CHECKS: dict[str, Callable[[dict[str, Any], GradedWorld, str], list[Criterion]]
     "cell_value": _cell_value,
     "other_cells_unchanged": _other_cells_unchanged,
     "file_lines": _file_lines,
+    "diff": _diff,
     "unchanged": _unchanged,
 }
 

@@ -1,0 +1,27 @@
+"""The grade of a trial and the criteria that it stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """One thing that was to be true: `Criterion(name="answer", met=False, detail="got '8'", gate=False)`.
+
+    A gate earns nothing; not met, it makes the reward zero.
+    """
+
+    name: str
+    met: bool
+    detail: str
+    gate: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The grade of one trial: `Verdict(reward=0.5, passed=False, criteria=(...))`; passed: all are met."""
+
+    reward: float
+    passed: bool
+    criteria: tuple[Criterion, ...]
