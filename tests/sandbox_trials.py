@@ -63,6 +63,22 @@ async def call_all(sandbox: Sandbox, calls: list[list[Any]], timeout_s: float) -
     return {"answers": answers, "error": None}
 
 
+def restart_server(spec: dict[str, Any]) -> dict[str, Any]:
+    """Call tools, kill the server, start it again, call more."""
+    with opened(spec) as sandbox:
+        first = anyio.run(call_all, sandbox, spec["calls"], 20.0)
+        os.kill(sandbox._server, 9)  # type: ignore[attr-defined]
+        died = sandbox.died()
+        sandbox.restart()  # type: ignore[attr-defined]
+        second = anyio.run(call_all, sandbox, spec["again"], 20.0)
+        changed, late = sandbox.freeze().changed(), ""
+        try:
+            sandbox.restart()  # type: ignore[attr-defined]
+        except SandboxError as error:
+            late = str(error)
+        return {"first": first, "died": died, "second": second, "changed": changed, "late": late}
+
+
 def watch_a_writer(spec: dict[str, Any]) -> dict[str, Any]:
     """Whether a file still grows after the freeze, and whether it grew before."""
     with opened(spec) as sandbox:
@@ -133,5 +149,12 @@ def descendants(pid: int) -> list[int]:
 
 ACTIONS = {
     function.__name__: function
-    for function in (use_tools, watch_a_writer, change_frozen, fail_to_open, linger_in_a_sandbox)
+    for function in (
+        use_tools,
+        restart_server,
+        watch_a_writer,
+        change_frozen,
+        fail_to_open,
+        linger_in_a_sandbox,
+    )
 }

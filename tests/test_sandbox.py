@@ -342,6 +342,27 @@ def test_a_frozen_world_refuses_paths_that_leave_it(tmp_path: Path) -> None:
         FrozenWorld(lower=tmp_path)
 
 
+def test_results_that_the_tools_keep_are_no_change(tmp_path: Path) -> None:
+    lower, root = tmp_path / "lower", tmp_path / "root"
+    lower.mkdir()
+    (root / ".spill").mkdir(parents=True)
+    (root / ".spill" / "1.txt").write_text("long")
+    (root / ".spilled").write_text("x")
+    assert FrozenWorld(lower=lower, root=root).changed() == [".spilled"]
+    shutil.rmtree(root / ".spill")
+    (root / ".spill").symlink_to("/etc")
+    assert FrozenWorld(lower=lower, root=root).changed() == [".spill", ".spilled"]
+
+
+@both_kinds
+def test_a_killed_server_is_started_again_over_the_world_as_it_is(trial: Trial, kind: str) -> None:
+    calls = [["write_file", {"path": "kept.txt", "content": "kept"}]]
+    result = trial("restart_server", kind, calls=calls, again=[["read_file", {"path": "kept.txt"}]])
+    assert result["first"]["error"] is None and result["died"].startswith("tool server exit")
+    assert result["second"] == {"answers": ["kept"], "error": None}
+    assert result["changed"] == ["kept.txt"] and result["late"] == "start: the sandbox is frozen"
+
+
 def test_choose_sandbox_refuses_an_unknown_kind_in_one_line() -> None:
     with pytest.raises(
         ValueError, match='^sandbox must be "auto", "bubblewrap" or "process", got \'docker\'$'

@@ -40,9 +40,9 @@ class BubblewrapSandbox:
     root = ROOT
 
     def __init__(self, world: Path, scratch_root: Path, serve: Serve, limits: Limits) -> None:
-        self._world, self._limits = world, limits
+        self._world, self._limits, self._serve = world, limits, serve
         self._stream: socket.socket | None = None
-        self._bwrap = self._server = self._init = self._hold = -1
+        self._bwrap = self._server = self._init = self._hold = self._child = -1
         self._server_exit: int | None = None
         self._frozen: frozen.FrozenWorld | None = None
         self._closed = self._on_tmpfs = False
@@ -53,20 +53,20 @@ class BubblewrapSandbox:
             raise SandboxError("start", "bwrap not found")
         self._folder = scratch.new_folder(scratch_root)
         try:
-            self._start(bwrap, serve, time.monotonic() + limits.start_s)
+            self._start(bwrap, time.monotonic() + limits.start_s)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise SandboxError("start", str(error)) from error
             raise
 
-    def _start(self, bwrap: str, serve: Serve, deadline: float) -> None:
+    def _start(self, bwrap: str, deadline: float) -> None:
         kernel.enter_private_mounts()
         kernel.adopt_orphans()
         self._mount_world()
-        child = self._start_bwrap(bwrap, deadline)
-        self._init = os.pidfd_open(child)
-        self._start_server(child, serve, deadline)
+        self._child = self._start_bwrap(bwrap, deadline)
+        self._init = os.pidfd_open(self._child)
+        self._start_server(deadline)
 
     def _mount_world(self) -> None:
         """Upper, work and merged folder on one tmpfs, then the overlay."""
@@ -113,9 +113,9 @@ class BubblewrapSandbox:
             os.close(ready)
             os.close(info)
 
-    def _start_server(self, child: int, serve: Serve, deadline: float) -> None:
+    def _start_server(self, deadline: float) -> None:
         spaces = {
-            name: os.open(f"/proc/{child}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", *_JOINED)
+            name: os.open(f"/proc/{self._child}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", *_JOINED)
         }
         spaces["owner"] = kernel.owning_user_namespace(spaces["pid"])
         place = server_process.Place(
@@ -128,7 +128,7 @@ class BubblewrapSandbox:
         try:
             pid = _fork_into(spaces["pid"])
             if pid == 0:
-                server_process.become_server(serve, there.fileno(), place, self._limits)
+                server_process.become_server(self._serve, there.fileno(), place, self._limits)
             self._server = pid
         finally:
             there.close()
@@ -152,6 +152,28 @@ class BubblewrapSandbox:
             return None
         said = server_process.last_line(self._folder / "server.log")
         return f"tool server exit {self._server_exit} {said}".strip()
+
+    def restart(self) -> None:
+        """Kill the server; start another in the same place, over the world as it now is.
+
+        What the killed one had started goes on until the sandbox is frozen.
+        """
+        if self._frozen is not None or self._closed:
+            raise SandboxError("start", "the sandbox is frozen")
+        if kernel.wait_handle(self._init, 0.0):
+            raise SandboxError("start", "everything in the sandbox is dead")
+        deadline = time.monotonic() + self._limits.start_s
+        if self._server > 0 and self._server_exit is None:
+            os.kill(self._server, signal.SIGKILL)
+            if kernel.wait_exit(self._server, deadline) is None:
+                raise SandboxError("start", f"the tool server {self._server} does not die")
+        if self._stream is not None:
+            self._stream.close()
+        self._server, self._server_exit = -1, None
+        try:
+            self._start_server(deadline)
+        except OSError as error:
+            raise SandboxError("start", str(error)) from error
 
     def freeze(self) -> frozen.FrozenWorld:
         """Kill everything inside, confirm it, seal the diff."""

@@ -11,6 +11,9 @@ from pathlib import Path, PurePosixPath
 
 _OPAQUE = "user.overlay.opaque"
 
+KEPT_RESULTS = ".spill/"
+"""Where the tools keep long results whole: below it nothing counts as a change."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenWorld:
@@ -44,11 +47,15 @@ class FrozenWorld:
         return sorted(rel for rel, at in self._walk(PurePosixPath()) if stat.S_ISREG(at.lstat().st_mode))
 
     def changed(self) -> list[str]:
-        """Relative paths of what was added, removed or given other content, sorted; special files count."""
+        """Relative paths of what was added, removed or given other content, sorted; special files count.
+
+        The results that the tools keep for the model (`KEPT_RESULTS`) do not.
+        """
         now = dict(self._walk(PurePosixPath()))
         before = dict(_walk_folder(self.lower, PurePosixPath()))
         differing = [rel for rel in now if rel in before and not _same(before[rel], now[rel])]
-        return sorted([*(now.keys() ^ before.keys()), *differing])
+        changed = [*(now.keys() ^ before.keys()), *differing]
+        return sorted(rel for rel in changed if not rel.startswith(KEPT_RESULTS))
 
     def _find(self, rel: PurePosixPath) -> Path | None:
         """Where an entry of the final world lies; None if it, or a real folder above it, is missing."""

@@ -21,7 +21,7 @@ class ProcessSandbox:
     kind = "process"
 
     def __init__(self, world: Path, scratch_root: Path, serve: Serve, limits: Limits) -> None:
-        self._world, self._limits = world, limits
+        self._world, self._limits, self._serve = world, limits, serve
         self._stream: socket.socket | None = None
         self._server = -1
         self._server_exit: int | None = None
@@ -30,20 +30,23 @@ class ProcessSandbox:
         self._folder = scratch.new_folder(scratch_root)
         self.root = self._folder / "world"
         try:
-            self._start(serve, time.monotonic() + limits.start_s)
+            self._start(time.monotonic() + limits.start_s)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
                 raise SandboxError("start", str(error)) from error
             raise
 
-    def _start(self, serve: Serve, deadline: float) -> None:
+    def _start(self, deadline: float) -> None:
         shutil.copytree(self._world, self.root, symlinks=True, copy_function=_copy_writable)
         os.chmod(self.root, 0o700)
-        temporary = self._folder / "tmp"
-        temporary.mkdir()
+        (self._folder / "tmp").mkdir()
         kernel.adopt_orphans()
         self._others = set(kernel.children())
+        self._start_server(deadline)
+
+    def _start_server(self, deadline: float) -> None:
+        temporary = self._folder / "tmp"
         place = server_process.Place(
             root=self.root,
             environment={**server_process.INSIDE, "HOME": f"{temporary}", "TMPDIR": f"{temporary}"},
@@ -54,7 +57,7 @@ class ProcessSandbox:
         try:
             self._server = os.fork()
             if self._server == 0:
-                server_process.become_server(serve, there.fileno(), place, self._limits)
+                server_process.become_server(self._serve, there.fileno(), place, self._limits)
         finally:
             there.close()
         if not server_process.is_up(self._stream, deadline):
@@ -77,6 +80,19 @@ class ProcessSandbox:
             return None
         said = server_process.last_line(self._folder / "server.log")
         return f"tool server exit {self._server_exit} {said}".strip()
+
+    def restart(self) -> None:
+        """Kill the server and everything that it left behind; start another over the world as it now is."""
+        if self._frozen is not None or self._closed:
+            raise SandboxError("start", "the sandbox is frozen")
+        self._kill("start")
+        if self._stream is not None:
+            self._stream.close()
+        self._server_exit = None
+        try:
+            self._start_server(time.monotonic() + self._limits.start_s)
+        except OSError as error:
+            raise SandboxError("start", str(error)) from error
 
     def freeze(self) -> FrozenWorld:
         """Kill the server and everything that it left behind, and confirm it."""
