@@ -3,13 +3,16 @@
 Runs in a process of its own, forked by the fleet; its specification and its result are JSON.
 """
 
+import math
 import resource
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -18,12 +21,18 @@ from mcp import MCPError
 from core.outcome import Outcome
 from core.tito import Ledger
 from system.engine import EngineClient
-from system.harness.chat import Chat, function_schema
-from system.harness.office import Episode, Limits, OfficeAgent
-from system.sandbox import Sandbox, open_sandbox
-from system.sandbox.serve import open_client, serve
+from system.harness.chat import Chat
+from system.harness.code import CodeAgent
+from system.harness.connection import NotReady, open_tools
+from system.harness.conversation import Episode, Harness, Limits
+from system.harness.office import OfficeAgent
+from system.harness.serving import expected_tools, serving
+from system.sandbox import Limits as SandboxLimits
+from system.sandbox import Sandbox, SandboxError, open_sandbox
 from system.verify import Verdict, verify
-from system.world.task import read_task
+from system.world.task import Task, read_task
+
+HARNESSES: dict[str, type[OfficeAgent] | type[CodeAgent]] = {"office": OfficeAgent, "code": CodeAgent}
 
 
 class TrialError(Exception):
@@ -37,48 +46,89 @@ class TrialError(Exception):
 def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
     """One attempt at a task.
 
+    Each layer has a deadline of its own. A tool that is late is an answer to the policy; an agent that is late is
+    truncated and graded; a sandbox or a verifier that is late is a system error of its phase.
+
     Args:
-        spec: trial_id, task (folder), policy (folder), engine_socket, sandbox, scratch, seed, deadline_s,
-            tool_timeout_s and limits (the fields of `Limits` but the deadline).
+        spec: trial_id, task (folder), policy (folder), engine_socket, sandbox, scratch, seed, limits (the fields of
+            `Limits` but the deadline), deadline_s (of the agent, from its first turn on) and tool_timeout_s (of a
+            call). May have harness ("office" or "code"), toolset (of the office; the task's own if left out),
+            purpose ("train" or "eval"), nudge_purposes (when the agent is reminded that the context ends; ["train"]),
+            and start_s, verify_s, stop_s (of the start, of grading, of each half of the end; left out, only the fleet
+            ends them).
 
     Raises:
         TrialError: a system error; such a trial has no reward.
     """
-    begun = time.monotonic()
     seconds: dict[str, float] = {}
-    with phase("start", seconds):
+    start_s, verify_s, stop_s = (spec.get(name, math.inf) for name in ("start_s", "verify_s", "stop_s"))
+    with phase("start", seconds, limit_s=start_s):
         task = read_task(Path(spec["task"]))
-        if task.world is None:
-            raise ValueError(f"task must bring a world in environment/world, got {task.folder}")
-        sandbox = open_sandbox(spec["sandbox"], task.world, Path(spec["scratch"]), serve)
+        sandbox = _opened(spec, task)
     engine = EngineClient(spec["engine_socket"])
     try:
         with phase("agent", seconds):
-            agent = OfficeAgent(
-                trial_id=spec["trial_id"],
-                seed=spec["seed"],
-                engine=engine,
-                chat=load_chat(spec["policy"]),
-                limits=Limits(**spec["limits"], deadline=begun + spec["deadline_s"]),
+            engine.deadline = time.monotonic() + spec["deadline_s"]
+            agent = _agent(spec, engine)
+            expected = expected_tools(*_kit(spec, task))
+            episode, restarts = anyio.run(
+                work, agent, task.instruction, sandbox, expected, spec["tool_timeout_s"]
             )
-            episode = anyio.run(work, agent, task.instruction, sandbox, spec["tool_timeout_s"])
+        with phase("freeze", seconds, limit_s=stop_s, blame="teardown"):
             engine.release(spec["trial_id"])
-        with phase("freeze", seconds):
             frozen = sandbox.freeze()
-        with phase("verify", seconds):
+        with phase("verify", seconds, limit_s=verify_s):
             verdict = verify(task.folder, frozen, episode.answer)
-        with phase("teardown", seconds):
+        with phase("teardown", seconds, limit_s=stop_s):
+            engine.close()
             sandbox.close()
-    finally:
-        engine.close()
-        sandbox.close()
+    except BaseException:
+        # What failed first is told; what this leaves behind goes with the process, and the fleet clears it away.
+        with suppress(TrialError), phase("teardown", seconds, limit_s=stop_s):
+            engine.close()
+            sandbox.close()
+        raise
     usage = resource.getrusage(resource.RUSAGE_SELF)
     seconds["engine"] = episode.engine_seconds
     return {
         **result(episode, verdict),
+        "tool_restarts": restarts,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "cpu_seconds": {"agent": usage.ru_utime + usage.ru_stime},
     }
+
+
+def _opened(spec: dict[str, Any], task: Task) -> Sandbox:
+    if task.world is None:
+        raise ValueError(f"task must bring a world in environment/world, got {task.folder}")
+    serve = serving(
+        *_kit(spec, task),
+        result_characters=spec["limits"]["result_characters"],
+        longest_call_s=spec["tool_timeout_s"],
+    )
+    limits = SandboxLimits(**spec.get("sandbox_limits", {}))
+    return open_sandbox(spec["sandbox"], task.world, Path(spec["scratch"]), serve, limits)
+
+
+def _kit(spec: dict[str, Any], task: Task) -> tuple[str, str]:
+    """Which harness, and which tools of the office."""
+    harness = spec.get("harness", "office")
+    if harness not in HARNESSES:
+        raise ValueError(f"harness must be one of {', '.join(HARNESSES)}, got {harness!r}")
+    return harness, spec.get("toolset", getattr(task, "toolset", "brief"))
+
+
+def _agent(spec: dict[str, Any], engine: EngineClient) -> Harness:
+    limits = dict(spec["limits"])
+    if spec.get("purpose", "train") not in spec.get("nudge_purposes", ["train"]):
+        limits["nudge_ratio"] = 0.0
+    return HARNESSES[spec.get("harness", "office")](
+        trial_id=spec["trial_id"],
+        seed=spec["seed"],
+        engine=engine,
+        chat=load_chat(spec["policy"]),
+        limits=Limits(**limits, deadline=engine.deadline),
+    )
 
 
 @cache
@@ -87,18 +137,16 @@ def load_chat(policy: str) -> Chat:
     return Chat(Path(policy))
 
 
-async def work(agent: OfficeAgent, instruction: str, sandbox: Sandbox, timeout_s: float) -> Episode:
-    """Runs the agent on the tools of the sandbox."""
-    async with open_client(sandbox.connect(), timeout_s=timeout_s) as client:
-        listed = await client.list_tools()
-        tools = [function_schema(t.name, t.description or "", t.input_schema) for t in listed.tools]
-
-        async def call(name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-            reply = await client.call_tool(name, arguments)
-            text = "\n".join(part.text for part in reply.content if part.type == "text")
-            return text, bool(reply.is_error)
-
-        return await agent(instruction=instruction, tools=tools, call=call)
+async def work(
+    agent: Harness, instruction: str, sandbox: Sandbox, expected: Collection[str], timeout_s: float
+) -> tuple[Episode, int]:
+    """Runs the agent on the tools of the sandbox; also how often their server had to be started again."""
+    try:
+        async with open_tools(sandbox, expected=expected, timeout_s=timeout_s) as tools:
+            episode = await agent(instruction=instruction, tools=tools.schemas, call=tools.call)
+            return episode, tools.restarts
+    except NotReady as error:
+        raise TrialError("start", str(error)) from error
 
 
 def result(episode: Episode, verdict: Verdict) -> dict[str, Any]:
@@ -111,6 +159,7 @@ def result(episode: Episode, verdict: Verdict) -> dict[str, Any]:
         "criteria": [asdict(criterion) for criterion in verdict.criteria],
         "answer": episode.answer,
         "nudged": episode.nudged,
+        "repairs": episode.repairs,
         "rows": [row_record(row) for row in episode.rows],
         "turns": [asdict(turn) for turn in episode.turns],
         "messages": episode.messages,
@@ -127,13 +176,50 @@ def row_record(row: Ledger) -> dict[str, Any]:
     }
 
 
+class _Late(BaseException):
+    """A phase is out of time. No Exception, so that a broad `except` inside the phase does not take it for its own."""
+
+
 @contextmanager
-def phase(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Names the phase in which something failed, and times it."""
+def phase(
+    name: str, seconds: dict[str, float], *, limit_s: float = math.inf, blame: str = ""
+) -> Iterator[None]:
+    """Names the phase in which something failed, times it, and ends it when it is late.
+
+    Args:
+        name: of the phase, in `seconds`.
+        seconds: where its time goes.
+        limit_s: after so long an alarm breaks into what runs, once and then every second; only in the main thread.
+        blame: the phase to name in an error, if it is another.
+    """
     begun = time.monotonic()
+    armed, late = [True], []
+
+    def ring(_signal: int, _frame: FrameType | None) -> None:
+        late.append(True)
+        if armed:
+            raise _Late
+
+    before = signal.signal(signal.SIGALRM, ring) if limit_s < math.inf else None
     try:
-        yield
+        if limit_s < math.inf:
+            signal.setitimer(signal.ITIMER_REAL, max(limit_s, 1e-6), 1.0)
+        try:
+            yield
+        finally:
+            armed.clear()
+            if limit_s < math.inf:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+    except _Late:
+        pass
+    except SandboxError as error:
+        if not late:
+            raise TrialError(blame or name, error.cause) from error
     except (MCPError, OSError, RuntimeError, ValueError, ExceptionGroup) as error:
-        raise TrialError(name, f"{type(error).__name__}: {error}".replace("\n", " ")) from error
+        if not late:
+            raise TrialError(blame or name, f"{type(error).__name__}: {error}".replace("\n", " ")) from error
     finally:
         seconds[name] = time.monotonic() - begun
+    if late:
+        raise TrialError(blame or name, f"deadline: {limit_s:g} s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -32,15 +33,20 @@ class EngineClient:
 
     Connects at the first call and anew after a fork, so one object may be made before forking. Calls of
     several threads of a process wait for each other. The engine drops what a client that goes away had there.
+
+    Args:
+        socket_path: where the engine listens.
+        deadline: on the clock of time.monotonic; `generate` raises TimeoutError then, and its request is dropped.
     """
 
-    def __init__(self, socket_path: str | os.PathLike[str]) -> None:
+    def __init__(self, socket_path: str | os.PathLike[str], *, deadline: float = math.inf) -> None:
         self.socket_path = str(socket_path)
+        self.deadline = deadline
         self._forget()
 
     def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn; blocks until it is finished."""
-        reply = self._call({"op": "generate", **asdict(request)})
+        """Sample one turn; blocks until it is finished, or until the deadline."""
+        reply = self._call({"op": "generate", **asdict(request)}, deadline=self.deadline)
         return Completion(**{name: reply[name] for name in Completion.__slots__})
 
     def release(self, session_id: str) -> None:
@@ -70,7 +76,7 @@ class EngineClient:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def _call(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, message: dict[str, Any], *, deadline: float = math.inf) -> dict[str, Any]:
         if self._pid != os.getpid():
             inherited = self._socket
             self._forget()
@@ -81,9 +87,10 @@ class EngineClient:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._socket.connect(self.socket_path)
             try:
+                self._wait_until(deadline)
                 self._socket.sendall(frame(message))
-                (length,) = HEADER.unpack(self._exactly(HEADER.size))
-                reply = json.loads(self._exactly(length))
+                (length,) = HEADER.unpack(self._exactly(HEADER.size, deadline))
+                reply = json.loads(self._exactly(length, deadline))
             except BaseException:
                 self.close()  # half a reply must not be read as the next one
                 raise
@@ -91,10 +98,19 @@ class EngineClient:
             raise EngineError(reply["error"])
         return reply
 
-    def _exactly(self, count: int) -> bytes:
+    def _wait_until(self, deadline: float) -> None:
+        """The next operation on the socket raises TimeoutError at the deadline."""
+        assert self._socket is not None
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"engine at {self.socket_path} was not done by the deadline")
+        self._socket.settimeout(left if left < math.inf else None)
+
+    def _exactly(self, count: int, deadline: float) -> bytes:
         assert self._socket is not None
         parts = []
         while count:
+            self._wait_until(deadline)
             part = self._socket.recv(min(count, 1 << 16))
             if not part:
                 raise ConnectionError(f"engine at {self.socket_path} closed the connection")

@@ -57,7 +57,7 @@ class Engine(Protocol):
     """Samples completions from the newest weights it was given."""
 
     def generate(self, request: GenerateRequest) -> Completion:
-        """Sample one turn; blocks until it is finished."""
+        """Sample one turn; blocks until it is finished. TimeoutError at the caller's deadline, where it has one."""
         ...
 
     def release(self, session_id: str) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Fleet", "FleetError"]
+__all__ = ["Fleet", "FleetError", "lifetime_s"]
 
 
 class FleetError(Exception):
     """The fleet itself, not one of its trials, cannot go on."""
+
+
+def lifetime_s(spec: dict[str, Any]) -> float:
+    """Seconds in which a trial must have ended: its agent's deadline and those that the spec gives its other phases."""
+    return spec["deadline_s"] + spec.get("start_s", 0) + spec.get("verify_s", 0) + 2 * spec.get("stop_s", 0)
 
 
 class Fleet(Protocol):
@@ -24,7 +29,10 @@ class Fleet(Protocol):
         ...
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Start a trial. spec is JSON and has at least trial_id (str) and deadline_s (seconds, positive)."""
+        """Start a trial. spec is JSON and has at least trial_id (str) and deadline_s (seconds, positive).
+
+        It is killed a while after `lifetime_s`: whatever has a deadline of its own should have kept it by then.
+        """
         ...
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ class LocalFleet:
         target: "module:function" that runs a trial: a dict in, a dict out, both JSON.
         warm: "module:function" or "module:function=argument", each called once by the parent, so that no trial has
             to pay for what they load.
-        grace_s: a trial is killed this long after its own deadline.
+        grace_s: a trial is killed this long after its own deadlines (`lifetime_s`).
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from system.fleet import lifetime_s
 from system.sandbox import kernel, reap
 
 MAX_RESULT = 256 << 20
@@ -50,7 +51,7 @@ class Parent:
         control: the stream to the driver.
         run: what a trial runs.
         scratch: where the trials' folders are.
-        grace_s: a trial is killed this long after its deadline.
+        grace_s: a trial is killed this long after its deadlines.
         driver: pid of the driver; its death ends this process too.
     """
 
@@ -162,7 +163,7 @@ class Parent:
             _become_trial(self._run, spec, write, parent)
         os.close(write)
         os.set_blocking(read, False)
-        limit_s = spec["deadline_s"] + self._grace_s
+        limit_s = lifetime_s(spec) + self._grace_s
         trial = _Running(
             trial_id=spec["trial_id"],
             pid=pid,
@@ -207,9 +208,10 @@ class Parent:
         del self._trials[trial.pid]
         code = os.waitstatus_to_exitcode(status)
         self._sweep()
-        if code != 0:
+        result = _result(trial, code)
+        if code != 0 or result.get("outcome", {}).get("kind") == "system_error":  # it may not have cleared up
             reap(self._scratch)
-        self._report(trial.trial_id, _result(trial, code), usage.ru_utime + usage.ru_stime)
+        self._report(trial.trial_id, result, usage.ru_utime + usage.ru_stime)
 
     def _report(self, trial_id: str, result: dict[str, Any], seconds: float) -> None:
         spent = {**result.get("cpu_seconds", {}), "trial": round(seconds, 6)}
