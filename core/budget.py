@@ -58,7 +58,7 @@ def cut_text(text: str, *, limit: int, marker: str) -> str:
 def fair_shares(sizes: Sequence[int], *, limit: int) -> tuple[int, ...]:
     """How much of each text is kept so that all together have at most `limit`: one bound for all, the largest.
 
-    What is smaller than the bound stays whole; what the division leaves over goes one by one to the first of the others.
+    What is smaller than the bound stays whole; what division leaves over goes one by one to the first of the rest.
     """
     check_count("limit", limit, least=0)
     for size in sizes:

@@ -183,16 +183,19 @@ def next_step(
 ) -> Step:
     """Use a key now, wait until one is free, or stop; never a wait that would end at the deadline or after it.
 
-    Among free keys the seed chooses, so that the callers of a pool spread over it. Stopping names the last
-    fault; where there was none, the keys or the time.
+    Among free keys the seed chooses, so that the callers of a pool spread over it; those that wait for a key
+    come back within `base_s` of its time, each at its own. Stopping names the last fault; where there was none,
+    the keys or the time.
     """
     living = [index for index, state in enumerate(keys) if not state.dead]
     if not living:
         return Step("stop", -1, now_s, "key")
-    at_s = max(now_s, progress.ready_s, min(keys[index].free_at_s for index in living))
+    own_s, key_s = max(now_s, progress.ready_s), min(keys[index].free_at_s for index in living)
+    at_s = max(own_s, key_s)
     if progress.final or progress.attempts >= rule.attempts or not at_s < deadline_s:
         return Step("stop", -1, now_s, progress.fault or ("limited" if at_s > now_s else "timeout"))
     if at_s > now_s:
-        return Step("wait", -1, at_s, "")
+        spread_s = at_s + rule.base_s * counter_uniform(seed, progress.attempts)
+        return Step("wait", -1, spread_s if key_s > own_s and spread_s < deadline_s else at_s, "")
     free = [index for index in living if keys[index].free_at_s <= now_s]
     return Step("use", free[counter_hash(seed, progress.attempts) % len(free)], now_s, "")

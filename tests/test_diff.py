@@ -145,6 +145,37 @@ def test_a_change_of_a_workbook_is_told_by_its_place(
     assert sides is None or found[place] == sides
 
 
+def test_comparing_values_alone_would_miss_most_of_these():
+    """The defect of a harness that compares what cells show: it says "no difference" to most of the edits above."""
+
+    def shown(data: bytes) -> list[list[tuple[Any, ...]]]:
+        loaded = openpyxl.load_workbook(io.BytesIO(data), data_only=True)
+        return [list(sheet.iter_rows(values_only=True)) for sheet in loaded.worksheets]
+
+    missed = set()
+    for place, edit, _ in EDITS:
+        made = book()
+        edit(made)
+        if shown(saved(made)) == shown(saved(book())):
+            missed.add(place)
+    assert {
+        "Fees!B4 formula",
+        "Fees!B2 format",
+        "Fees!B2 comment",
+        "sheet 2",
+        "part xl/charts/chart1.xml",
+    } <= missed
+    assert len(missed) > 12
+
+
+def test_a_change_that_keeps_size_and_time_is_told(tmp_path: Path):
+    """The defect of a comparison by size and time of change."""
+    place = differing({"a.txt": b"fee 40\n"}, {"a.txt": b"fee 48\n"}, tmp_path)
+    for side in ("before", "after"):
+        os.utime(tmp_path / side / "a.txt", (1e9, 1e9))
+    assert [(change.before, change.after) for change in changes(place)] == [("fee 40", "fee 48")]
+
+
 def test_a_cached_value_that_no_longer_fits_its_formula_is_told(tmp_path: Path):
     """A formula alone, or a value alone, would be as before."""
     plain = saved(book())

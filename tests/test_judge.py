@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -276,15 +278,37 @@ def test_threads_share_what_is_known_of_keys():
 def test_the_service_answers_trials_that_hold_no_key(tmp_path: Path):
     with JudgeServer([said(YES), said("maybe")]) as server:
         with JudgeService(client(server, attempts=1), tmp_path / "judge.socket", side_by_side=4) as service:
-            remote = RemoteJudge(service.path, timeout_s=5.0)
+            remote = RemoteJudge(service.path)
             assert not any(key in repr(vars(remote)) for key in KEYS.values())
             assert os.stat(service.path).st_mode & 0o077 == 0
+            assert remote.request_characters == 120_000
             assert remote.ask(question()).value == YES
             with pytest.raises(VerifyError, match="judge_unparsable"):
                 remote.ask(question())
     assert not service.path.exists()
     with pytest.raises(VerifyError, match="judge_gone"):
         remote.ask(question())
+
+
+def test_the_service_outlives_trials_that_vanish_or_speak_nonsense(tmp_path: Path):
+    with JudgeServer([said(YES, delay_s=0.3)]) as server:
+        with JudgeService(client(server), tmp_path / "judge.socket", side_by_side=2) as service:
+            for message in (
+                b"",
+                b"\0\0",
+                b"\xff\xff\xff\xff{",
+                b"\0\0\0\4null",
+                b'\0\0\0\x0a{"odd": 12',
+                b"\0\0\0\1{",
+            ):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+                    stream.connect(str(service.path))
+                    stream.sendall(message)
+            body = json.dumps(asdict(question())).encode()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+                stream.connect(str(service.path))
+                stream.sendall(len(body).to_bytes(4, "big") + body)
+            assert RemoteJudge(service.path).ask(question()).value == YES
 
 
 def test_settings_and_keys_are_checked_at_the_door():

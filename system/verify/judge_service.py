@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,58 +60,75 @@ class JudgeService:
                 try:
                     received = BufferedByteReceiveStream(stream)
                     while True:
-                        await self._answer(received, stream, limiter)
-                except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, OSError):
-                    return  # the trial went away
+                        (length,) = _HEADER.unpack(await received.receive_exactly(_HEADER.size))
+                        message = json.loads(await received.receive_exactly(min(length, _LARGEST)))
+                        async with limiter:
+                            reply = await self._reply(message)
+                        await stream.send(_frame(reply))
+                except (
+                    anyio.EndOfStream,
+                    anyio.IncompleteRead,
+                    anyio.BrokenResourceError,
+                    OSError,
+                    ValueError,
+                ):
+                    return  # the trial went away, or spoke nonsense
 
         async with listener:
             task_status.started()
             await listener.serve(handle)
 
-    async def _answer(
-        self, received: BufferedByteReceiveStream, stream: SocketStream, limiter: anyio.Semaphore
-    ) -> None:
-        (length,) = _HEADER.unpack(await received.receive_exactly(_HEADER.size))
-        if length > _LARGEST:
-            raise OSError(f"a message has {_LARGEST} bytes at most, got {length}")
-        question = json.loads(await received.receive_exactly(length))
+    async def _reply(self, message: dict[str, Any]) -> dict[str, Any]:
+        if not message:
+            settings = self.client.settings
+            return {"timeout_s": settings.timeout_s, "request_characters": settings.request_characters}
         try:
-            async with limiter:
-                reply: dict[str, Any] = asdict(await self.client.answer(Question(**question)))
+            return asdict(await self.client.answer(Question(**message)))
         except VerifyError as error:
-            reply = {"cause": error.cause, "detail": error.detail}
-        await stream.send(_frame(reply))
+            return {"cause": error.cause, "detail": error.detail}
+        except Exception as error:  # noqa: BLE001 - one question must not end the judge of all; the trial records it
+            return {"cause": "judge_fatal", "detail": f"{type(error).__name__} in the judge's process"}
 
 
 class RemoteJudge:
     """The judge behind a service's socket; connects at each question, so it may be made before a fork.
 
-    Example: `verify(folder, frozen, answer, judge=RemoteJudge(spec["judge_socket"], timeout_s=180.0))`.
+    Example: `verify(folder, frozen, answer, judge=RemoteJudge(spec["judge_socket"]))`.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], *, timeout_s: float, request_characters: int = 120_000
-    ) -> None:
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, got {timeout_s}")
-        self.path, self.timeout_s, self.request_characters = str(path), timeout_s, request_characters
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = str(path)
+        self._settings: dict[str, Any] = {}
+
+    @property
+    def request_characters(self) -> int:
+        """Size of a question, as the service has it."""
+        return int(self._known()["request_characters"])
 
     def ask(self, question: Question) -> Answer:
         """Blocks until there is an answer. Raises VerifyError("judge_...")."""
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
-                stream.settimeout(self.timeout_s + _GRACE_S)
-                stream.connect(self.path)
-                stream.sendall(_frame(asdict(question)))
-                (length,) = _HEADER.unpack(_exactly(stream, _HEADER.size))
-                reply = json.loads(_exactly(stream, length))
-        except TimeoutError:
-            raise VerifyError("judge_timeout", f"no answer within {self.timeout_s + _GRACE_S:g} s") from None
-        except OSError as error:
-            raise VerifyError("judge_gone", f"{self.path}: {error}") from error
+        reply = self._exchange(asdict(question), self._known()["timeout_s"] + _GRACE_S)
         if "cause" in reply:
             raise VerifyError(reply["cause"], reply["detail"])
         return Answer(**reply)
+
+    def _known(self) -> dict[str, Any]:
+        self._settings = self._settings or self._exchange({}, _GRACE_S)
+        return self._settings
+
+    def _exchange(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+                stream.settimeout(timeout_s)
+                stream.connect(self.path)
+                stream.sendall(_frame(message))
+                (length,) = _HEADER.unpack(_exactly(stream, _HEADER.size, deadline))
+                return json.loads(_exactly(stream, length, deadline))
+        except TimeoutError:
+            raise VerifyError("judge_timeout", f"no answer within {timeout_s:g} s") from None
+        except (OSError, ValueError) as error:
+            raise VerifyError("judge_gone", f"{self.path}: {error}") from error
 
 
 def _frame(message: dict[str, Any]) -> bytes:
@@ -118,9 +136,10 @@ def _frame(message: dict[str, Any]) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-def _exactly(stream: socket.socket, count: int) -> bytes:
+def _exactly(stream: socket.socket, count: int, deadline: float) -> bytes:
     parts = []
     while count:
+        stream.settimeout(max(0.001, deadline - time.monotonic()))
         part = stream.recv(min(count, 1 << 16))
         if not part:
             raise ConnectionError("the judge closed the connection")

@@ -94,8 +94,13 @@ def judged(rubric: Rubric, *, instruction: str, answer: str, world: GradedWorld,
     ]
     groups = [criteria] if rubric.batched else [[text] for text in criteria]
     questions = [_question(group, sections, judge.request_characters) for group in groups]
-    with ThreadPoolExecutor(min(len(questions), _SIDE_BY_SIDE)) as pool:
+    pool = ThreadPoolExecutor(min(len(questions), _SIDE_BY_SIDE))
+    try:
         answers = list(pool.map(judge.ask, questions))
+    finally:
+        pool.shutdown(
+            wait=False, cancel_futures=True
+        )  # whoever ends this need not wait for the other answers
     found = [said for reply in answers for said in _judgements(reply)]
     marked = tuple(
         Criterion(name=name, met=met, detail=rationale[:_RATIONALE], gate=False)
