@@ -355,6 +355,11 @@ def test_decoupled_ppo_sampled_by_the_old_policy_is_ppo(batch):
     assert torch.equal(decoupled(batch._replace(rollout_logprob=batch.old_logprob)).value, ppo(batch).value)
 
 
+def test_decoupled_ppo_weighs_as_precisely_as_its_logprob():
+    batch = tokens([-1.1], [-1.1], [1.0], roll=[-1.3])._replace(old_logprob=torch.tensor([-1.1]))
+    assert float(decoupled(batch).slope) == pytest.approx(-math.exp(0.2), rel=1e-12)
+
+
 def test_dual_clip_worked_example():
     """Epsilon 0.2, c = 3: objectives -0.5, 1 and 12; the first and the last have no gradient."""
     batch = tokens([-1.69315, -1.0, -0.69741], [-1.0, -1.0, -3.0], [1.0, -1.0, -4.0])
