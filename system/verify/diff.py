@@ -19,7 +19,7 @@ from pathlib import Path
 from core.budget import cut_text
 
 from .bounded import OutOfBounds, bounded
-from .parts import Parts, kind_of, read_parts
+from .parts import Parts, kind_of, reader
 from .world import GradedWorld
 
 KINDS = ("added", "removed", "changed")
@@ -155,11 +155,13 @@ def _structural(
 ) -> list[tuple[str, str, str, str]]:
     """Kind, place, before and after of each change. Raises OutOfBounds: the file cannot be read by its parts."""
 
+    kind = kind_of(path, after if after is not None else before or b"")
+    if kind == "bytes":
+        return []
+    read = reader(kind)  # imported here, so that not every child does it again
+
     def work() -> list[tuple[str, str, str, str]]:
-        kind = kind_of(path, after if after is not None else before or b"")
-        if kind == "bytes":
-            return []
-        parts = [read_parts(kind, data) if data is not None else {} for data in (before, after)]
+        parts = [read(data) if data is not None else {} for data in (before, after)]
         listed = compare(path, parts[0], parts[1], characters=limits.characters)
         return [(c.kind, c.place, c.before, c.after) for c in listed]
 

@@ -18,7 +18,7 @@ class NotReadable(Exception):
 
 def read_parts(kind: str, data: bytes) -> Parts:
     """The parts of a file's content. Raises NotReadable, or whatever a library raises over damage."""
-    return _reader(kind)(data)
+    return reader(kind)(data)
 
 
 def kind_of(name: str, data: bytes) -> str:
@@ -52,8 +52,8 @@ _KINDS = {
 }
 
 
-def _reader(kind: str) -> Callable[[bytes], Parts]:
-    """Libraries are imported where they are used: a trial whose task compares nothing pays for none."""
+def reader(kind: str) -> Callable[[bytes], Parts]:
+    """Who reads a kind. Libraries are imported only here: a trial whose task compares nothing pays for none."""
     if kind == "sheets":
         from .sheets import read
     elif kind == "document":

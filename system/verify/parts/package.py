@@ -7,6 +7,7 @@ import io
 import posixpath
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from zipfile import ZipFile
 
 import lxml.etree as etree
@@ -50,7 +51,7 @@ class Package:
 
     def xml(self, name: str) -> etree._Element:
         """The root of a member that is XML; no entity is expanded, nothing is fetched."""
-        return etree.fromstring(self.bytes(name), etree.XMLParser(resolve_entities=False, no_network=True))
+        return _root(self.bytes(name))
 
     def relations(self, name: str) -> dict[str, str]:
         """Identifier → target of a member's relationships: a member's name, or an address outside as it stands."""
@@ -76,21 +77,30 @@ class Package:
         for name in sorted(set(self.names)):
             if name in _NOISE or name.endswith(".rels") or is_covered(name):
                 continue
-            found[f"part {name}"] = f"sha256 {self._hash(name)}"
+            found[f"part {name}"] = f"sha256 {self.hash(name)}"
         return found
 
-    def _hash(self, name: str) -> str:
-        content = self.bytes(name)
-        if name.endswith(".xml"):
-            try:
-                content = etree.tostring(self.xml(name), method="c14n")
-            except etree.XMLSyntaxError:
-                pass  # hashed as the bytes that it is
-        return hashlib.sha256(content).hexdigest()[:16]
+    def hash(self, name: str) -> str:
+        """A hash of a member's content."""
+        return _hash(self.bytes(name), name.endswith(".xml"))
+
+
+@lru_cache(maxsize=256)  # most members of two versions of a file are the same bytes
+def _hash(content: bytes, is_xml: bool) -> str:
+    if is_xml:
+        try:
+            content = etree.tostring(_root(content), method="c14n")
+        except etree.XMLSyntaxError:
+            pass  # hashed as the bytes that it is
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _root(content: bytes) -> etree._Element:
+    return etree.fromstring(content, etree.XMLParser(resolve_entities=False, no_network=True))
 
 
 def read(data: bytes) -> Parts:
     """Members of an archive by name: size and hash."""
     package = Package(data)
     sizes = {name: len(package.bytes(name)) for name in package.names}
-    return {f"member {name}": f"{sizes[name]} bytes, {package._hash(name)}" for name in package.names}
+    return {f"member {name}": f"{sizes[name]} bytes, {package.hash(name)}" for name in package.names}
