@@ -34,7 +34,7 @@ LAWS = {
     "footprint": ("footprint", "attribution"),
     "locate": ("attribution",),
     "rescore": ("rescore", "attribution"),
-    "shapes": ("segment", "mask", "loss"),
+    "shapes": ("shapes", "segment", "mask", "loss"),
     "shard": ("logprob",),
 }
 """Files whose laws stand under another name than their own, because they are part of another file's work.

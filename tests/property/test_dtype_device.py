@@ -54,6 +54,16 @@ def test_results_are_where_the_arguments_are(name, monkeypatch):
         assert (ours.device.type, ours.shape, ours.dtype) == ("meta", theirs.shape, theirs.dtype)
 
 
+@every_function
+def test_nothing_is_made_on_the_default_device(name):
+    there = results(name, dtype=F64)
+    given = arguments(name, dtype=F64)
+    with torch.device("meta"):
+        here = tensors(function(name)(**given))
+    for ours, theirs in zip(here, there, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 @pytest.mark.parametrize("dtype", [F64, torch.float32, torch.bfloat16], ids=str)
 @every_function

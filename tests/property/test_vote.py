@@ -139,6 +139,14 @@ def test_a_compiled_rollout_whose_rows_disagree_has_no_vote(reward, group_id):
     assert vote.valid.tolist() == [False, True, False] and vote.reward.tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("reward, group_id", [([1.0, 0.0, 1.0], [0, 0, 0]), ([1.0, 1.0, 1.0], [0, 3, 0])])
+def test_a_rollout_whose_rows_disagree_has_no_vote_where_nothing_can_be_raised(reward, group_id, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    rows = torch.tensor(reward), torch.ones(3).bool(), torch.tensor(group_id), torch.tensor([7, 7, 9])
+    vote = rollout_vote(*rows)
+    assert vote.valid.tolist() == [False, True, False] and vote.reward.tolist() == [0, 1, 0]
+
+
 def test_it_compiles_into_one_graph():
     torch.compiler.reset()
     compiled = torch.compile(rollout_vote, fullgraph=True, backend="eager")
