@@ -310,6 +310,12 @@ def test_a_ratio_exactly_at_a_bound_is_inside(rule, a):
     assert bool(RULES[rule](half, **below).out_of_region) is (a < 0)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_an_advantage_of_zero_is_never_out_of_region(rule):
+    batch = tokens([-0.1, -9.0], [-9.0, -0.1], [0.0, 0.0], row=[0, 1])
+    assert not RULES[rule](batch).out_of_region.any()
+
+
 def test_dual_clip_keeps_exactly_its_bound():
     batch = tokens([0.0], [-math.log(2)], [-1.0])
     assert not dual(batch, dual_clip=2.0).out_of_region
