@@ -14,6 +14,9 @@ from system.tools.results import one_line
 Rows: TypeAlias = list[list[str]]
 """Rows of cells; a model may write them as lists, as their JSON, or as lines of CSV."""
 
+NO_ROWS: Rows = []
+NO_STRINGS: list[str] = []
+
 _STRING = TypeAdapter(Annotated[str, Field(coerce_numbers_to_str=True)])  # 77 is written as often as "77"
 _INTEGER = TypeAdapter(int)
 _BOOLEAN = TypeAdapter(bool)

@@ -14,12 +14,18 @@ FOLDER = "chat"
 
 def read_channel(root: Path, channel: str, find: str = "") -> str:
     """Read a chat channel; find keeps messages that contain a text."""
+    lines = message_lines(channel_file(root, channel))
+    return joined((line for line in lines if matches(find, line)), rest="narrow with find")
+
+
+def channel_file(root: Path, channel: str) -> Path:
+    """The file of a channel that is there; its name may begin with #."""
     name = channel.removeprefix("#")
     file = inside(root, f"{FOLDER}/{name}.json")
     if not file.is_file():
         channels = sorted(path.stem for path in (root / FOLDER).glob("*.json"))
         raise ValueError(f"no such channel {channel}; channels here: {', '.join(channels) or 'none'}")
-    return joined((line for line in message_lines(file) if matches(find, line)), rest="narrow with find")
+    return file
 
 
 def message_lines(file: Path) -> list[str]:

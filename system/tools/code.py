@@ -26,18 +26,27 @@ _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR")
 
 def run_code(root: Path, code: str) -> str:
     """Run Python code in the folder of the files and give what it prints."""
+    return run_for(root, code, seconds=TIME_LIMIT_S, output_limit=OUTPUT_LIMIT)
+
+
+def run_for(root: Path, code: str, *, seconds: float, output_limit: int) -> str:
+    """Run Python code for some seconds and give some bytes of what it prints.
+
+    Raises:
+        ValueError: The code fails, or is out of time; the message is the last line of what it says.
+    """
     if len(code.encode()) > CODE_LIMIT:
         raise ValueError(f"code must be at most {CODE_LIMIT} bytes, got {len(code.encode())}")
     if "\0" in code:
         raise ValueError("code must not contain null bytes")
-    run = _run(root, code)
+    run = _run(root, code, seconds, output_limit)
     if run.status is None:
-        raise ValueError(f"code must end within {TIME_LIMIT_S:g} s")
+        raise ValueError(f"code must end within {seconds:g} s")
     if run.status != 0:
         raise ValueError(_last_line(run.errors) or _ending(run.status))
     text = run.output.decode("utf-8", errors="replace").rstrip()
     if run.dropped:
-        return f"{text}\n[cut: {OUTPUT_LIMIT} of {OUTPUT_LIMIT + run.dropped} bytes shown; print less]"
+        return f"{text}\n[cut: {output_limit} of {output_limit + run.dropped} bytes shown; print less]"
     return text or "no output"
 
 
@@ -53,7 +62,7 @@ class Run(NamedTuple):
     dropped: int
 
 
-def _run(root: Path, code: str) -> Run:
+def _run(root: Path, code: str, seconds: float, output_limit: int) -> Run:
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", code],
         cwd=root,
@@ -66,7 +75,7 @@ def _run(root: Path, code: str) -> Run:
     )
     assert process.stdout is not None and process.stderr is not None
     try:
-        return _drain(process, process.stdout.fileno(), process.stderr.fileno())
+        return _drain(process, process.stdout.fileno(), process.stderr.fileno(), seconds, output_limit)
     finally:
         # The process is not yet reaped, so its group id is still its own; what it left behind dies here.
         _kill_group(process.pid)
@@ -83,10 +92,10 @@ def _environment(root: Path) -> dict[str, str]:
     return kept | caches | threads | {"HOME": str(root)}
 
 
-def _drain(process: subprocess.Popen[bytes], out: int, err: int) -> Run:
+def _drain(process: subprocess.Popen[bytes], out: int, err: int, seconds: float, output_limit: int) -> Run:
     """Read both pipes until the process ends, then what still lies in them: a child may hold them open."""
     output, errors, dropped = b"", b"", 0
-    deadline = time.monotonic() + TIME_LIMIT_S
+    deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector, open(os.pidfd_open(process.pid), "rb") as end:
         for descriptor in (out, err, end.fileno()):
             selector.register(descriptor, selectors.EVENT_READ)
@@ -102,8 +111,8 @@ def _drain(process: subprocess.Popen[bytes], out: int, err: int) -> Run:
                 if not data:
                     selector.unregister(key.fd)
                 elif key.fd == out:
-                    dropped += max(0, len(output) + len(data) - OUTPUT_LIMIT)
-                    output = (output + data)[:OUTPUT_LIMIT]
+                    dropped += max(0, len(output) + len(data) - output_limit)
+                    output = (output + data)[:output_limit]
                 else:
                     errors = (errors + data)[-OUTPUT_LIMIT:]
     return Run(_status(process), output, errors, dropped)

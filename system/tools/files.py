@@ -61,7 +61,7 @@ def search_files(root: Path, query: str) -> str:
         raise ValueError("query must not be empty")
     found: list[str] = []
     unread: list[str] = []
-    for file, name in _files_below(root):
+    for file, name in files_below(root):
         try:
             if file.stat().st_size > LARGEST_FILE:
                 raise ValueError(f"{name} is too large")
@@ -76,7 +76,8 @@ def search_files(root: Path, query: str) -> str:
     return joined(shown, rest="use a longer query")
 
 
-def _files_below(root: Path) -> Iterator[tuple[Path, str]]:
+def files_below(root: Path) -> Iterator[tuple[Path, str]]:
+    """Give every ordinary file of the world with its name there; links that lead out are left out."""
     resolved_root = root.resolve()
     below = [Path(folder) / name for folder, _, names in os.walk(resolved_root) for name in names]
     for file in sorted(below):
@@ -111,6 +112,6 @@ _LINES: dict[str, Callable[[Path], list[str]]] = {
 TOOLS = (
     tool(list_files, reads=True),
     tool(read_file, reads=True),
-    tool(search_files, reads=True),
+    tool(search_files, reads=True, limit_s=60.0),
     tool(write_file),
 )

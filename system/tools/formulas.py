@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from openpyxl.formula import Tokenizer
@@ -15,7 +15,8 @@ LAST_COLUMN, LAST_ROW = 16_384, 1_048_576
 _VOLATILE = {"INDIRECT(", "OFFSET(", "NOW(", "TODAY(", "RAND(", "RANDBETWEEN(", "CELL(", "INFO("}
 _CELLS = r"\$?[A-Z]{1,3}\$?\d+(?::\$?[A-Z]{1,3}\$?\d+)?|\$?[A-Z]{1,3}:\$?[A-Z]{1,3}|\$?\d+:\$?\d+"
 _REFERENCE = re.compile(rf"(?:(?:'((?:[^']|'')+)'|([^'!\[\]]+))!)?({_CELLS})")
-_ERROR = re.compile(r"#(DIV/0!|N/A|NAME\?|NULL!|NUM!|REF!|VALUE!)")
+ERROR = re.compile(r"#(DIV/0!|N/A|NAME\?|NULL!|NUM!|REF!|VALUE!)")
+"""How a cell shows that its formula has no value."""
 
 Value = float | str | bool | None
 """What a cell holds, as a formula sees it."""
@@ -42,6 +43,17 @@ class Area(NamedTuple):
     def is_cell(self) -> bool:
         """Say whether the area is a single cell."""
         return (self.left, self.top) == (self.right, self.bottom)
+
+    @property
+    def size(self) -> int:
+        """Count the cells of the area."""
+        return (self.right - self.left + 1) * (self.bottom - self.top + 1)
+
+    def places(self) -> Iterator[Place]:
+        """Yield the cells of the area, row by row."""
+        for row in range(self.top, self.bottom + 1):
+            for column in range(self.left, self.right + 1):
+                yield Place(self.sheet, row, column)
 
     def contains(self, place: Place) -> bool:
         """Say whether a cell lies in the area."""
@@ -79,7 +91,7 @@ def check_formula(formula: str) -> None:
         ValueError: A bracket or quote without its partner.
     """
     try:
-        _tokens(formula)
+        tokens_of(formula)
     except NotComputable:
         raise ValueError(f"formula must have matching brackets and quotes, got {formula}") from None
 
@@ -92,11 +104,11 @@ def areas(formula: str, sheet: str) -> list[Area] | None:
         sheet: The sheet that holds it.
     """
     try:
-        tokens = _tokens(formula)
+        tokens = tokens_of(formula)
     except NotComputable:
         return None
     references = [token for token in tokens if token.type == Token.OPERAND and token.subtype == Token.RANGE]
-    found = [_area(token.value, sheet) for token in references]
+    found = [area_of(token.value, sheet) for token in references]
     if any(token.type == Token.FUNC and token.value.upper() in _VOLATILE for token in tokens):
         return None
     return None if None in found else [area for area in found if area is not None]
@@ -114,7 +126,7 @@ def evaluate(formula: str, sheet: str, values: Callable[[Area], Iterable[Value]]
         NotComputable: Anything that the first line of this file does not name, a value that is no number
             where one is needed, a division by zero.
     """
-    parser = _Parser(_tokens(formula), sheet, values)
+    parser = _Parser(tokens_of(formula), sheet, values)
     result = parser.total()
     if parser.position != len(parser.tokens):
         raise NotComputable(formula)
@@ -181,7 +193,7 @@ class _Parser:
             self.take(Token.FUNC, ")")
             return _FUNCTIONS[name](numbers)
         text = self.take(Token.OPERAND)
-        area = _area(text, self.sheet)
+        area = area_of(text, self.sheet)
         if area is None:
             return _number(text)
         if not area.is_cell:
@@ -192,12 +204,12 @@ class _Parser:
         """A range alone gives its numbers, text left out; anything else is one number."""
         ends = self.next_is(Token.SEP, ",", ahead=1) or self.next_is(Token.FUNC, ")", ahead=1)
         alone = ends and self.next_is(Token.OPERAND)
-        area = _area(self.tokens[self.position].value, self.sheet) if alone else None
+        area = area_of(self.tokens[self.position].value, self.sheet) if alone else None
         if area is None:
             return [self.total()]
         self.take(Token.OPERAND)
         values = list(self.values(area))
-        if any(isinstance(value, str) and _ERROR.fullmatch(value) for value in values):
+        if any(isinstance(value, str) and ERROR.fullmatch(value) for value in values):
             raise NotComputable("an error value")
         return [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
 
@@ -216,7 +228,8 @@ _FUNCTIONS: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-def _tokens(formula: str) -> list[Token]:
+def tokens_of(formula: str) -> list[Token]:
+    """Split a formula into its tokens, blanks left out. Raises NotComputable for a bracket without its partner."""
     try:
         tokens = [token for token in Tokenizer(formula).items if token.type != Token.WSPACE]
     except (TokenizerError, IndexError) as error:  # IndexError: a bracket that was never opened
@@ -227,7 +240,8 @@ def _tokens(formula: str) -> list[Token]:
     return tokens
 
 
-def _area(text: str, sheet: str) -> Area | None:
+def area_of(text: str, sheet: str) -> Area | None:
+    """Read a reference like `B2`, `A1:B4` or `Fees!B7`; None for any other text."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
         return None

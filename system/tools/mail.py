@@ -58,22 +58,27 @@ def mail_lines(file: Path) -> list[str]:
 
 def parse_mailbox(file: Path) -> list[Mail]:
     """Read a mailbox in mbox format."""
+    return [_mail(f"m{number}", message) for number, message in enumerate(mailbox_messages(file), 1)]
+
+
+def mailbox_messages(file: Path) -> list[Message]:
+    """Split a mailbox into its messages, in the order of the file."""
     data = file.read_bytes().replace(b"\r\n", b"\n")
     starts = [match.start() for match in re.finditer(rb"(?:\A|(?<=\n\n))From [^\n]*\n", data)]
     messages = [data[start:end] for start, end in zip(starts, [*starts[1:], len(data)], strict=True)]
-    return [_mail(f"m{number}", data) for number, data in enumerate(messages, 1)]
+    return [message_from_bytes(message.split(b"\n", 1)[1]) for message in messages]
 
 
 def _mails(root: Path) -> list[Mail]:
     return parse_mailbox(existing_file(root, MAILBOX))
 
 
-def _mail(id: str, data: bytes) -> Mail:
-    message = message_from_bytes(data.split(b"\n", 1)[1])
-    return Mail(id, _header(message, "From"), _header(message, "Subject"), _body(message))
+def _mail(id: str, message: Message) -> Mail:
+    return Mail(id, header_of(message, "From"), header_of(message, "Subject"), body_of(message))
 
 
-def _header(message: Message, name: str) -> str:
+def header_of(message: Message, name: str) -> str:
+    """A header in one line, decoded; "" if it is missing."""
     value = str(message.get(name, ""))
     if "=?" not in value:
         return one_line(value)
@@ -83,7 +88,8 @@ def _header(message: Message, name: str) -> str:
         return one_line(value)
 
 
-def _body(message: Message) -> str:
+def body_of(message: Message) -> str:
+    """The text of the first plain part, or of the whole if there is none."""
     part = next((part for part in message.walk() if part.get_content_type() == "text/plain"), message)
     payload = part.get_payload(decode=True)
     if not isinstance(payload, bytes):

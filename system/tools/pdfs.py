@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from bisect import bisect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -52,31 +53,31 @@ class Span(NamedTuple):
 def read_pdf(root: Path, path: str, page: int = 1, find: str = "") -> str:
     """Read a page of a pdf file with its layout, or only the pieces that contain the text find."""
     file = existing_file(root, path, ".pdf")
-    with _open(file) as pdf:
+    with open_pdf(file) as pdf:
         if not 1 <= page <= len(pdf):
             raise ValueError(f"page must be from 1 to {len(pdf)}, got {page}")
         chosen = pdf[page - 1]
         if find:
-            lines = [piece for piece in _pieces(_characters(chosen)) if matches(find, piece)]
+            lines = [piece for piece in pieces(characters_of(chosen)) if matches(find, piece)]
         else:
-            lines = _layout(_characters(chosen)) or [f"no text on page {page}"]
+            lines = layout(characters_of(chosen)) or [f"no text on page {page}"]
     return joined(lines, rest="narrow with find")
 
 
 def piece_lines(file: Path) -> list[str]:
     """Give the pieces of all pages: a line of a column each, label and value together."""
-    with _open(file) as pdf:
-        return [piece for page in pdf for piece in _pieces(_characters(page))]
+    with open_pdf(file) as pdf:
+        return [piece for page in pdf for piece in pieces(characters_of(page))]
 
 
-def _open(file: Path) -> pypdfium2.PdfDocument:
+def open_pdf(file: Path) -> pypdfium2.PdfDocument:
     try:
         return pypdfium2.PdfDocument(file)
     except pypdfium2.PdfiumError as error:
         raise ValueError(f"{file.name} is not a readable pdf: {error}") from error
 
 
-def _characters(page: pypdfium2.PdfPage) -> list[Character]:
+def characters_of(page: pypdfium2.PdfPage) -> list[Character]:
     """Read the characters of a page that can be seen."""
     height = page.get_height()
     text = page.get_textpage()
@@ -91,7 +92,7 @@ def _characters(page: pypdfium2.PdfPage) -> list[Character]:
     return found
 
 
-def _layout(characters: list[Character]) -> list[str]:
+def layout(characters: list[Character]) -> list[str]:
     """Place spans in columns of a mean character's width; a blank line stands for a larger gap."""
     if not characters:
         return []
@@ -104,7 +105,7 @@ def _layout(characters: list[Character]) -> list[str]:
         if placed and bottom - last_bottom > _PARAGRAPH_SHARE * height:
             placed.append("")
         text = ""
-        for span in _spans(line):
+        for span in spans_of(line):
             column = round((span.left - margin) / max(advance, 1.0))
             text = text.ljust(max(column, len(text) + 2 if text else 0)) + span.text
         placed.append(text)
@@ -112,11 +113,34 @@ def _layout(characters: list[Character]) -> list[str]:
     return placed
 
 
-def _pieces(characters: list[Character]) -> list[str]:
+def pieces(characters: list[Character]) -> list[str]:
     """Read line by line, each line split at the gutters between columns and before each new label."""
-    lines = [_spans(line) for line in _lines(characters)]
+    lines = lines_of(characters)
     gutters = _gutters(lines)
     return [piece for line in lines for piece in _split(line, gutters)]
+
+
+def in_columns(characters: list[Character]) -> list[str]:
+    """Read column by column, down to the next line that runs across the gutter between them."""
+    lines = lines_of(characters)
+    gutters = _gutters(lines)
+    columns: list[list[str]] = [[] for _ in range(len(gutters) + 1)]
+    read: list[str] = []
+    for line in [*lines, None]:
+        if line is None or any(span.left < gutter < span.right for span in line for gutter in gutters):
+            read += [text for column in columns for text in column]
+            columns = [[] for _ in columns]
+            read += ["  ".join(span.text for span in line)] if line else []
+            continue
+        for number, column in enumerate(columns):
+            own = [span.text for span in line if bisect(gutters, span.left) == number]
+            column += ["  ".join(own)] if own else []
+    return read
+
+
+def lines_of(characters: list[Character]) -> list[list[Span]]:
+    """Give the lines of a page from the top, each as its runs of words from the left."""
+    return [spans_of(line) for line in _lines(characters)]
 
 
 def _lines(characters: list[Character]) -> Iterator[list[Character]]:
@@ -131,7 +155,7 @@ def _lines(characters: list[Character]) -> Iterator[list[Character]]:
         yield sorted(line, key=lambda character: character.left)
 
 
-def _spans(line: list[Character]) -> list[Span]:
+def spans_of(line: list[Character]) -> list[Span]:
     """Join the characters of a line to words, and words that are a blank apart to spans."""
     spans: list[Span] = []
     text, left, right = "", 0.0, 0.0

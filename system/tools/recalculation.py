@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from system.tools.formulas import Area, NotComputable, Place, Value, areas, evaluate
@@ -20,21 +20,34 @@ class Content(NamedTuple):
     usable: bool = True
 
 
+Evaluate = Callable[[str, str, Callable[[Area], Mapping[Place, Value]]], Value]
+"""Computes a formula on a sheet from what the cells of an area hold; raises NotComputable."""
+
+
+def narrow(formula: str, sheet: str, contents: Callable[[Area], Mapping[Place, Value]]) -> Value:
+    """Compute a formula with the few functions of `formulas.py`."""
+    return evaluate(formula, sheet, lambda area: contents(area).values())
+
+
 def recalculated(
-    cells: Mapping[Place, Content], edited: Place, sheets: Collection[str]
-) -> dict[Place, float | None]:
-    """Compute every formula that depends on the edited cell, itself included; None: not computable, stale.
+    cells: Mapping[Place, Content],
+    edited: Collection[Place],
+    sheets: Collection[str],
+    evaluate: Evaluate = narrow,
+) -> dict[Place, Value]:
+    """Compute every formula that depends on the edited cells, themselves included; None: not computable, stale.
 
     A formula whose sources cannot be told from its text counts as dependent.
 
     Args:
-        cells: Every cell of the workbook that holds something, with the edit made.
-        edited: The cell that changed.
+        cells: Every cell of the workbook that holds something, with the edits made.
+        edited: The cells that changed.
         sheets: Names of the sheets there are.
+        evaluate: Computes one formula.
     """
     sources = {place: areas(cell.formula, place.sheet) for place, cell in cells.items() if cell.formula}
     dependents = _dependents(sources, edited)
-    new: dict[Place, float | None] = {}
+    new: dict[Place, Value] = {}
 
     def content(place: Place) -> Value:
         cell = cells[place]
@@ -43,29 +56,30 @@ def recalculated(
             raise NotComputable(f"{place} has no usable value")
         return value
 
-    def values(area: Area) -> Iterable[Value]:
+    def contents(area: Area) -> Mapping[Place, Value]:
         if area.sheet not in sheets:
             raise NotComputable(f"no sheet {area.sheet}")
-        if area.is_cell:
-            place = Place(area.sheet, area.top, area.left)
-            return [content(place)] if place in cells else []
-        return [content(place) for place in cells if area.contains(place)]
+        if area.size <= len(cells):
+            return {place: content(place) for place in area.places() if place in cells}
+        return {place: content(place) for place in cells if area.contains(place)}
 
     for place in _ordered(dependents):
         formula = cells[place].formula
         assert formula is not None
         try:
-            value = evaluate(formula, place.sheet, values)
-            new[place] = value if math.isfinite(value) else None
+            value = evaluate(formula, place.sheet, contents)
+            new[place] = None if isinstance(value, float) and not math.isfinite(value) else value
         except NotComputable:
             new[place] = None
     return new | {place: None for place in dependents.keys() - new.keys()}
 
 
-def _dependents(sources: Mapping[Place, list[Area] | None], edited: Place) -> dict[Place, set[Place]]:
-    """Map every formula that depends on the edited cell to the formulas among them that read it."""
+def _dependents(
+    sources: Mapping[Place, list[Area] | None], edited: Collection[Place]
+) -> dict[Place, set[Place]]:
+    """Map every formula that depends on an edited cell to the formulas among them that read it."""
     found: dict[Place, set[Place]] = {
-        place: set() for place, read in sources.items() if place == edited or read is None
+        place: set() for place, read in sources.items() if place in edited or read is None
     }
     single: dict[Place, list[Place]] = {}
     wide: list[tuple[Area, Place]] = []
@@ -75,7 +89,7 @@ def _dependents(sources: Mapping[Place, list[Area] | None], edited: Place) -> di
                 single.setdefault(Place(area.sheet, area.top, area.left), []).append(reader)
             else:
                 wide.append((area, reader))
-    waiting = [edited, *(found.keys() - {edited})]
+    waiting = [*edited, *(found.keys() - edited)]
     while waiting:
         place = waiting.pop()
         for reader in [*single.get(place, []), *(reader for area, reader in wide if area.contains(place))]:

@@ -69,11 +69,10 @@ def tools_of(toolset: str) -> dict[str, Tool]:
     """The tools of a set by name, in order; what `full` needs is imported when it is first asked for."""
     if toolset not in TOOLSETS:
         raise ValueError(f'toolset must be "brief" or "full", got {toolset!r}')
-    rooms = (files, sheets, pdfs, slides, documents, mail, chat, calendar, code)
-    offered = [tool for room in rooms for tool in room.TOOLS]
+    rooms: list[Any] = [files, sheets, pdfs, slides, documents, mail, chat, calendar, code]
     if toolset == "full":
-        offered += importlib.import_module("system.tools.full").TOOLS
-    return {tool.name: tool for tool in offered}
+        rooms = [importlib.import_module("system.tools.full")]
+    return {tool.name: tool for room in rooms for tool in room.TOOLS}
 
 
 TOOL_LINES: list[str] = [tool.line for tool in tools_of("brief").values()]

@@ -24,16 +24,19 @@ def read_slides(root: Path, path: str, find: str = "") -> str:
 def slide_lines(file: Path) -> list[str]:
     """Give every paragraph and table row of a deck as `slide 1: text`, in order."""
     with ZipFile(file) as archive:
-        deck = parse_part(archive, "ppt/presentation.xml")
-        targets = related_parts(archive, "ppt/presentation.xml")
-        slides = [
-            parse_part(archive, targets[entry.get(f"{_RELATION}id", "")])
-            for entry in deck.iter(f"{_DECK}sldId")
-        ]
-    return [f"slide {number}: {text}" for number, slide in enumerate(slides, 1) for text in _texts(slide)]
+        slides = [parse_part(archive, part) for part in slide_parts(archive)]
+    return [f"slide {number}: {text}" for number, slide in enumerate(slides, 1) for text in texts_of(slide)]
 
 
-def _texts(slide: Element) -> list[str]:
+def slide_parts(archive: ZipFile) -> list[str]:
+    """Name the parts of the slides, in their order."""
+    deck = parse_part(archive, "ppt/presentation.xml")
+    targets = related_parts(archive, "ppt/presentation.xml")
+    return [targets[entry.get(f"{_RELATION}id", "")] for entry in deck.iter(f"{_DECK}sldId")]
+
+
+def texts_of(slide: Element) -> list[str]:
+    """Give the paragraphs and table rows below an element, without the empty ones."""
     texts = []
     for element in slide.iter(f"{_DRAWING}p", f"{_DRAWING}tr"):
         if element.tag == f"{_DRAWING}tr":

@@ -6,9 +6,10 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, time, timedelta
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -17,11 +18,11 @@ from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]  # a compi
 from openpyxl.formula.translate import Translator
 from openpyxl.styles.numbers import BUILTIN_FORMATS, is_date_format
 from openpyxl.utils.cell import column_index_from_string, get_column_letter
-from openpyxl.utils.datetime import MAC_EPOCH, WINDOWS_EPOCH, from_excel
+from openpyxl.utils.datetime import MAC_EPOCH, WINDOWS_EPOCH, from_excel, to_excel
 
-from system.tools.formulas import Place, Value, bounds, check_formula
-from system.tools.parts import Element, parse_part, related_parts
-from system.tools.recalculation import Content, recalculated
+from system.tools.formulas import ERROR, Place, Value, bounds, check_formula
+from system.tools.parts import RELATIONSHIPS, Element, parse_part, related_parts
+from system.tools.recalculation import Content, Evaluate, narrow, recalculated
 from system.tools.results import one_line
 
 _MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
@@ -29,6 +30,9 @@ _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationship
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _CALC_CHAIN = "xl/calcChain.xml"
+_KINDS = "{http://schemas.openxmlformats.org/package/2006/content-types}"
+_SHEET_KIND = "application/vnd.openxmlformats-officedocument.spreadsheetml.worksheet+xml"
+_SHEET_RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/worksheet"
 
 Shown = Value | datetime | time | timedelta
 """What a cell holds, as a person sees it."""
@@ -59,12 +63,41 @@ def shown(value: Shown) -> str:
     return one_line(str(value))
 
 
+def content_without_dates(cell: Cell) -> Content:
+    """What a formula sees of a cell; it cannot use a date."""
+    if isinstance(cell.value, datetime | time | timedelta):
+        return Content(None, cell.formula, usable=False)
+    return Content(cell.value, cell.formula)
+
+
+def content_with_dates(cell: Cell) -> Content:
+    """What a formula sees of a cell; a date is the number of its day."""
+    if isinstance(cell.value, datetime | time | timedelta):
+        return Content(float(to_excel(cell.value)), cell.formula)
+    return Content(cell.value, cell.formula)
+
+
 class Workbook:
     """The worksheets of one xlsx file; a part is parsed when it is first needed."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(
+        self,
+        file: Path,
+        *,
+        evaluate: Evaluate = narrow,
+        content: Callable[[Cell], Content] = content_without_dates,
+    ) -> None:
+        """Open the file.
+
+        Args:
+            file: The xlsx file.
+            evaluate: Computes the formulas that an edit concerns.
+            content: Tells what a formula sees of a cell.
+        """
         self.file = file
+        self._evaluate, self._content = evaluate, content
         self._changed: set[str] = set()
+        self._added: list[str] = []
         self._dropped: set[str] = set()
         self._trees: dict[str, Element] = {}
         self._archive = ZipFile(file)
@@ -111,6 +144,17 @@ class Workbook:
         found = (cell for row in self.rows(place.sheet) for at, cell in row if at == place)
         return next(found, Cell())
 
+    def cells(self, places: Collection[Place]) -> dict[Place, Cell]:
+        """Read many cells at once; empty ones are left out."""
+        wanted = set(places)
+        sheets = {place.sheet for place in wanted}
+        return {at: cell for sheet in sheets for row in self.rows(sheet) for at, cell in row if at in wanted}
+
+    @property
+    def counts_from_1904(self) -> bool:
+        """Say whether the days of this workbook are counted from 1904, not 1900."""
+        return self._epoch == MAC_EPOCH
+
     def merged(self, place: Place) -> str | None:
         """Name the merged range that hides the cell; None if it is free, or the first of its range."""
         for element in self._tree(place.sheet).iter(f"{_MAIN}mergeCell"):
@@ -130,9 +174,48 @@ class Workbook:
         Raises:
             ValueError: A formula with a broken bracket or quote; a cell of an array formula.
         """
-        is_formula = text.startswith("=") and len(text) > 1
-        if is_formula:
-            check_formula(text)
+        self.fill({place: text})
+
+    def fill(self, texts: Mapping[Place, str]) -> None:
+        """Write many cells as `set` does, then compute once what depends on them."""
+        for text in texts.values():
+            if _is_formula(text):
+                check_formula(text)
+        for place, text in texts.items():
+            self._write(place, text)
+        self._recalculate(set(texts))
+
+    def add_sheet(self, name: str) -> None:
+        """Add an empty worksheet after the others.
+
+        Raises:
+            ValueError: A name that a spreadsheet program refuses, or that another sheet has.
+        """
+        check_sheet_name(name)
+        entries = list(self._book.iter(f"{_MAIN}sheet"))
+        if name.casefold() in {entry.get("name", "").casefold() for entry in entries}:
+            raise ValueError(f"sheet must have a new name, got {name}; sheets here: {', '.join(self.sheets)}")
+        part = _unused("xl/worksheets/sheet{}.xml", set(self._archive.NameToInfo) | set(self._trees))
+        relations, kinds = self._part("xl/_rels/workbook.xml.rels"), self._part("[Content_Types].xml")
+        relation = _unused("rId{}", {each.get("Id", "") for each in relations})
+        target = part.removeprefix("xl/")
+        etree.SubElement(
+            relations,
+            f"{RELATIONSHIPS}Relationship",
+            {"Id": relation, "Type": _SHEET_RELATION, "Target": target},
+        )
+        etree.SubElement(kinds, f"{_KINDS}Override", {"PartName": f"/{part}", "ContentType": _SHEET_KIND})
+        number = 1 + max(int(entry.get("sheetId", "0")) for entry in entries)
+        attributes = {"name": name, "sheetId": str(number), f"{_RELATION}id": relation}
+        etree.SubElement(entries[0].getparent(), f"{_MAIN}sheet", attributes)
+        root = etree.Element(f"{_MAIN}worksheet", nsmap={None: _MAIN[1:-1]})
+        etree.SubElement(root, f"{_MAIN}sheetData")
+        self._trees[part], self._parts[name] = root, part
+        self._added.append(part)
+        self._changed |= {part, "xl/workbook.xml", "xl/_rels/workbook.xml.rels", "[Content_Types].xml"}
+
+    def _write(self, place: Place, text: str) -> None:
+        is_formula = _is_formula(text)
         element = self._element(place)
         had_formula = element.find(f"{_MAIN}f") is not None
         self._separate_shared(place.sheet, element)
@@ -151,7 +234,6 @@ class Workbook:
         self._changed.add(self._parts[place.sheet])
         if had_formula and not is_formula:
             self._drop_calc_chain()
-        self._recalculate(place)
 
     def save(self) -> None:
         """Write the file anew: changed parts from their trees, every other part as it was."""
@@ -159,17 +241,19 @@ class Workbook:
         try:
             with ZipFile(temporary, "w", ZIP_DEFLATED) as target:
                 for info in self._archive.infolist():
-                    if info.filename in self._changed:
-                        tree = self._trees[info.filename]
-                        data = etree.tostring(tree, xml_declaration=True, encoding="UTF-8", standalone=True)
-                    else:
-                        data = self._archive.read(info)
+                    changed = info.filename in self._changed
+                    data = self._bytes(info.filename) if changed else self._archive.read(info)
                     if info.filename not in self._dropped:
                         target.writestr(info, data)
+                for part in self._added:
+                    target.writestr(part, self._bytes(part))
             shutil.copymode(self.file, temporary)
             os.replace(temporary, self.file)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _bytes(self, part: str) -> bytes:
+        return etree.tostring(self._trees[part], xml_declaration=True, encoding="UTF-8", standalone=True)
 
     def _part(self, name: str) -> Element:
         if name not in self._trees:
@@ -274,16 +358,17 @@ class Workbook:
             self._changed.add(name)
         self._dropped.add(_CALC_CHAIN)
 
-    def _recalculate(self, edited: Place) -> None:
-        cells = {at: _content(cell) for sheet in self.sheets for row in self.rows(sheet) for at, cell in row}
-        new = recalculated(cells, edited, self.sheets)
+    def _recalculate(self, edited: Collection[Place]) -> None:
+        rows = [row for sheet in self.sheets for row in self.rows(sheet)]
+        cells = {at: self._content(cell) for row in rows for at, cell in row}
+        new = recalculated(cells, edited, self.sheets, self._evaluate)
         for place, value in new.items():
             element = self._element(place)
             for content in element.findall(f"{_MAIN}v"):
                 element.remove(content)
             element.attrib.pop("t", None)
             if value is not None:
-                etree.SubElement(element, f"{_MAIN}v").text = _digits(value)
+                _store(element, value)
             self._changed.add(self._parts[place.sheet])
         if None in new.values():
             self._calculate_on_load()
@@ -296,10 +381,32 @@ class Workbook:
             self._changed.add("xl/workbook.xml")
 
 
-def _content(cell: Cell) -> Content:
-    if isinstance(cell.value, datetime | time | timedelta):
-        return Content(None, cell.formula, usable=False)
-    return Content(cell.value, cell.formula)
+def check_sheet_name(name: str) -> None:
+    """Refuse a name of a sheet that a spreadsheet program would refuse."""
+    if not 1 <= len(name) <= 31 or re.search(r"[\[\]:*?/\\]", name) or name[0] == "'" or name[-1] == "'":
+        raise ValueError(f"sheet must have 1 to 31 characters and none of []:*?/\\, got {name}")
+
+
+def _is_formula(text: str) -> bool:
+    return text.startswith("=") and len(text) > 1
+
+
+def _unused(pattern: str, names: set[str]) -> str:
+    return next(name for name in map(pattern.format, count(1)) if name not in names)
+
+
+def _store(element: Element, value: Value) -> None:
+    """Put the computed value of a formula into its cell."""
+    if isinstance(value, bool):
+        kind, text = "b", str(int(value))
+    elif isinstance(value, str):
+        kind, text = "e" if ERROR.fullmatch(value) else "str", value
+    else:
+        assert value is not None
+        kind, text = "", _digits(value)
+    if kind:
+        element.set("t", kind)
+    etree.SubElement(element, f"{_MAIN}v").text = text
 
 
 def _digits(number: float) -> str:
@@ -342,13 +449,13 @@ def _child(
     parent: Element, name: str, reference: str, number: int, number_of: Callable[[Element], int]
 ) -> tuple[Element, bool]:
     """Find the child with the number, or make it in its place; says whether it was made."""
-    place = 0
-    for place, child in enumerate(parent, 1):
+    place = len(parent)
+    for child in reversed(parent):  # what is written in order is found at the end
         if number_of(child) == number:
             return child, False
-        if number_of(child) > number:
-            place -= 1
+        if number_of(child) < number:
             break
+        place -= 1
     made = etree.Element(f"{_MAIN}{name}", {"r": reference})
     parent.insert(place, made)
     return made, True
