@@ -5,15 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import anyio
 import mcp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from core.outcome import Outcome
 from core.tito import sampled_runs
 from system.engine import Completion, EngineError, GenerateRequest
 from system.harness.chat import Chat, ToolCall, call_text, function_schema
-from system.harness.office import NUDGE, Episode, Limits, OfficeAgent
+from system.harness.office import NUDGE, Call, Episode, Limits, OfficeAgent
 from system.tools.server import build_server
 
 CLERK = Path(__file__).resolve().parent.parent / "policies" / "clerk"
@@ -128,6 +132,30 @@ def test_an_unreadable_call_is_answered_at_most_twice(world):
     assert len(ended.turns) == 3 and ended.answer == "" and ended.truncated is None
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (LIST[: -len("</tool_call>")], "error: the tool call is not closed by </tool_call>"),
+        (LIST + LIST, "error: one tool call a turn, opened and closed once"),
+        (LIST.replace("}}", '}, "name": 1}'), 'error: the tool call names "name" twice'),
+    ],
+)
+def test_each_unreadable_call_gets_its_own_correction_and_counts(world, said, told):
+    episode = play(ScriptedPolicy(said, LIST, "7"), world)
+    assert episode.turns[0].result == told and episode.turns[0].error and episode.turns[0].tool == ""
+    assert episode.answer == "7" and episode.repairs == 1
+
+
+def test_a_call_of_no_tool_or_without_an_argument_is_corrected_and_is_no_repair(world):
+    calls = [ToolCall("read_mails", {}), ToolCall("read_file", {}), ToolCall("read_file", {"file": "x"})]
+    episode = play(ScriptedPolicy(*map(call_text, calls), "7"), world, repairs=0)
+    unknown, missing, misnamed = (turn.result for turn in episode.turns[:3])
+    assert unknown.startswith("error: no such tool read_mails; tools: list_files, read_file,")
+    assert missing == "error: read_file needs argument path"
+    assert misnamed == "error: read_file has no argument file; arguments: path"
+    assert episode.answer == "7" and episode.repairs == 0
+
+
 def test_a_long_result_is_cut_in_its_middle(world):
     episode = play(
         ScriptedPolicy(call_text(ToolCall("read_file", {"path": "long.txt"})), "x"), world, nudge_ratio=0
@@ -157,14 +185,115 @@ def test_limits_are_told_apart(world):
     assert len(full.rows[0]) <= prompt + 200
 
 
+def alone(policy: ScriptedPolicy, call: Call, **changed: Any) -> Episode:
+    """An episode without tools of its own."""
+    limits: dict[str, Any] = {
+        "context": 800,
+        "turn_tokens": 200,
+        "turns": 10,
+        "repairs": 2,
+        "result_characters": 500,
+        "nudge_ratio": 0.0,
+        "temperature": 1.0,
+        "deadline": time.monotonic() + 60,
+    }
+    agent = OfficeAgent(trial_id="t", seed=1, engine=policy, chat=CHAT, limits=Limits(**(limits | changed)))
+
+    async def run() -> Episode:
+        return await agent(instruction="Find it.", tools=[], call=call)
+
+    return anyio.run(run)
+
+
+def answering(text: str) -> Call:
+    """A tool that always says the same."""
+
+    async def call(name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        return text, False
+
+    return call
+
+
+def test_a_result_that_leaves_no_room_for_a_turn_is_not_appended():
+    episode = alone(ScriptedPolicy(LIST, "x"), answering("y" * 900), result_characters=900, context=200)
+    assert episode.truncated == Outcome(kind="truncated", reason="context")
+    assert len(episode.rows[0]) < 200 and episode.turns[0].result == "y" * 900
+    assert [message["role"] for message in episode.messages] == ["user", "assistant"]
+
+
+def test_the_clock_ends_a_call_that_does_not_come_back():
+    async def never(name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    begun = time.monotonic()
+    episode = alone(ScriptedPolicy(LIST), never, deadline=begun + 0.3)
+    assert episode.truncated == Outcome(kind="truncated", reason="wall_clock")
+    assert time.monotonic() - begun < 3 and episode.turns[0].tool == "list_files" and episode.turns[0].error
+
+
+def test_an_engine_that_is_out_of_time_is_the_clock_only_when_the_clock_is_up():
+    class Late(ScriptedPolicy):
+        def generate(self, request: GenerateRequest) -> Completion:
+            raise TimeoutError("not yet")
+
+    class Slow(Late):
+        def generate(self, request: GenerateRequest) -> Completion:
+            time.sleep(0.05)
+            return super().generate(request)
+
+    episode = alone(Slow(), answering(""), deadline=time.monotonic() + 0.02)
+    assert episode.truncated == Outcome(kind="truncated", reason="wall_clock") and episode.turns == []
+    with pytest.raises(TimeoutError, match="not yet"):
+        alone(Late(), answering(""))
+
+
+spoken = st.one_of(
+    st.sampled_from(
+        [LIST, LIST[:-5], LIST + LIST, "<tool_call>", "</think>4", "<|im_end|>", "<|im_start|>user"]
+    ),
+    st.text(alphabet="ab<|>_/ \n{}", max_size=12),
+)
+
+
+@pytest.mark.parametrize("rewrites", [False, True])
+@given(said=st.lists(spoken, min_size=1, max_size=6), result=st.text(max_size=40), data=st.data())
+def test_what_the_policy_sampled_is_trained_once_and_nothing_of_the_harness_ever(
+    tmp_path_factory, rewrites, said, result, data
+):
+    """Whatever it says, whatever the tools answer, with corrections, reminder, cuts, forks and every ending."""
+    chat = rewriting_chat(tmp_path_factory.mktemp("chat") / "policy") if rewrites else CHAT
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[__name__], "CHAT", chat)
+        policy = ScriptedPolicy(*said, "the end")
+        limits = {
+            "context": data.draw(st.sampled_from([60, 120, 800])),
+            "turn_tokens": data.draw(st.sampled_from([5, 200])),
+            "turns": data.draw(st.integers(1, 7)),
+            "nudge_ratio": data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+            "result_characters": 20,
+        }
+        episode = alone(policy, answering(result), **limits)
+    sampled = [ids[: request.max_tokens] for ids, request in zip(policy.says, policy.requests)]
+    trained: list[tuple[int, ...]] = []
+    for row in episode.rows:
+        trained += [row.token_ids[a:b] for a, b in sampled_runs(row)]
+        columns = zip(row.loss_mask, row.policy_version, row.rollout_logprob, strict=True)
+        assert all(mask or (version == -1 and logprob == 0.0) for mask, version, logprob in columns)
+    assert [token for run in trained for token in run] == [token for ids in sampled for token in ids]
+    for row, request in zip([episode.rows[turn.row] for turn in episode.turns], policy.requests):
+        assert row.token_ids[: len(request.token_ids)] == tuple(request.token_ids)
+    grown = [row for row in episode.rows if row.finish_reason]
+    assert all(len(row) <= limits["context"] for row in grown)
+
+
 def test_a_request_the_engine_gave_up_is_an_error_and_no_answer(world):
     with pytest.raises((EngineError, ExceptionGroup)):
         play(ScriptedPolicy("x", reason="abort"), world)
 
 
-def test_a_template_that_rewrites_the_past_begins_a_new_row_each_time(world, tmp_path, monkeypatch):
-    """It numbers its turns from the end. Each request is still the row so far, and each token is trained once."""
-    folder = tmp_path / "policy"
+def rewriting_chat(folder: Path) -> Chat:
+    """A template that numbers its turns from the end, so that each turn rewrites the past."""
     folder.mkdir()
     for name in ("tokenizer.json", "generation_config.json"):
         (folder / name).symlink_to(CLERK / name)
@@ -172,7 +301,12 @@ def test_a_template_that_rewrites_the_past_begins_a_new_row_each_time(world, tmp
         "{% for m in messages %}<|im_start|>{{ messages | length - loop.index }} {{ m.content }}<|im_end|>{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>{% endif %}"
     )
-    monkeypatch.setattr(sys.modules[__name__], "CHAT", Chat(folder))
+    return Chat(folder)
+
+
+def test_a_template_that_rewrites_the_past_begins_a_new_row_each_time(world, tmp_path, monkeypatch):
+    """Each request is still the row so far, and each token is trained once."""
+    monkeypatch.setattr(sys.modules[__name__], "CHAT", rewriting_chat(tmp_path / "policy"))
     policy = ScriptedPolicy(LIST, LIST, "done")
     episode = play(policy, world)
     assert episode.answer == "done" and len(episode.rows) == 3

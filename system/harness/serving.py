@@ -17,6 +17,7 @@ from system.sandbox.serve import serve_server
 from system.tools import code_agent
 from system.tools.server import expected_tools as office_tools
 from system.tools.server import serve_tools, tools_of
+from system.tools.shell import WARNING_S
 from system.tools.spill import spilling
 
 HARNESSES = ("office", "code")
@@ -42,7 +43,8 @@ def serving(harness: str, toolset: str, *, result_characters: int, longest_call_
         longest_call_s: what the caller waits for an answer; a command ends a little before.
     """
     if harness == "code":
-        tools = code_agent.tools(result_characters=result_characters, longest_call_s=0.9 * longest_call_s)
+        command_s = 0.9 * max(0.0, longest_call_s - WARNING_S)
+        tools = code_agent.tools(result_characters=result_characters, longest_call_s=command_s)
     else:
         tools = tools_of(toolset)
         if toolset in SPILLING:

@@ -19,8 +19,8 @@ def glob_expression(pattern: str) -> re.Pattern[str]:
         elif rest.startswith("**"):
             made.append(".*")
             at += 2
-        elif rest[0] == "[" and (closed := re.match(r"\[[!^]?\]?[^\]/]*\]", rest)):
-            made.append(_class(closed.group()[1:-1]))
+        elif (closed := re.match(r"\[([!^]?)(\]?[^\]/]*)\]", rest)) and closed.group(2):
+            made.append(_class(*closed.groups()))
             at += closed.end()
         else:
             piece, depth = _piece(rest[0], depth, closes="}" in rest)
@@ -43,11 +43,10 @@ def _piece(char: str, depth: int, *, closes: bool) -> tuple[str, int]:
     return {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), depth
 
 
-def _class(inner: str) -> str:
+def _class(negated: str, inner: str) -> str:
     """What stands between brackets as an expression of one character that is no slash."""
-    negated = "^" if inner[0] in "!^" else ""
-    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner[1:] if negated else inner)
-    return f"(?!/)[{negated}{escaped}]"
+    escaped = re.sub(r"([\\\[\]^&~|])", r"\\\1", inner)
+    return f"(?!/)[{'^' if negated else ''}{escaped}]"
 
 
 def lines_of(text: str) -> list[str]:
