@@ -27,6 +27,7 @@ TORCH_FREE = {
     "check",
     "comparison",
     "counter",
+    "drift",
     "estimate",
     "identity",
     "ledger",
