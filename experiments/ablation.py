@@ -429,8 +429,12 @@ class Runs:
             "sandbox": self.machine.sandbox,
             "scratch": str(self.machine.scratch / "trials"),
             "seed": counter_hash(seed, *place),
+            "purpose": action.purpose,
+            "start_s": 30.0,
             "deadline_s": config.deadline_s,
             "tool_timeout_s": 30.0,
+            "verify_s": 60.0,
+            "stop_s": 15.0,
             "limits": {
                 "context": config.context if training else config.context_held_out,
                 "turn_tokens": config.turn_tokens,

@@ -29,7 +29,8 @@ from system.harness.office import OfficeAgent
 from system.harness.serving import expected_tools, serving
 from system.sandbox import Limits as SandboxLimits
 from system.sandbox import Sandbox, SandboxError, open_sandbox
-from system.verify import Verdict, verify
+from system.verify import Verdict, VerifyError, verify
+from system.verify.judge_service import RemoteJudge
 from system.world.task import Task, read_task
 
 HARNESSES: dict[str, type[OfficeAgent] | type[CodeAgent]] = {"office": OfficeAgent, "code": CodeAgent}
@@ -53,9 +54,9 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
         spec: trial_id, task (folder), policy (folder), engine_socket, sandbox, scratch, seed, limits (the fields of
             `Limits` but the deadline), deadline_s (of the agent, from its first turn on) and tool_timeout_s (of a
             call). May have harness ("office" or "code"), toolset (of the office; the task's own if left out),
-            purpose ("train" or "eval"), nudge_purposes (when the agent is reminded that the context ends; ["train"]),
-            and start_s, verify_s, stop_s (of the start, of grading, of each half of the end; left out, only the fleet
-            ends them).
+            judge_socket (of a `JudgeService`, for rubrics), sandbox_limits, purpose ("train" or "eval"),
+            nudge_purposes (when the agent is reminded that the context ends; ["train"]), and start_s, verify_s,
+            stop_s (of the start, of grading, of each half of the end; left out, only the fleet ends them).
 
     Raises:
         TrialError: a system error; such a trial has no reward.
@@ -78,7 +79,9 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
             engine.release(spec["trial_id"])
             frozen = sandbox.freeze()
         with phase("verify", seconds, limit_s=verify_s):
-            verdict = verify(task.folder, frozen, episode.answer)
+            judge = RemoteJudge(spec["judge_socket"]) if spec.get("judge_socket") else None
+            scratch = Path(spec["scratch"])
+            verdict = verify(task.folder, frozen, episode.answer, judge=judge, scratch_root=scratch)
         with phase("teardown", seconds, limit_s=stop_s):
             engine.close()
             sandbox.close()
@@ -213,9 +216,10 @@ def phase(
                 signal.signal(signal.SIGALRM, before)
     except _Late:
         pass
-    except SandboxError as error:
+    except (SandboxError, VerifyError) as error:
         if not late:
-            raise TrialError(blame or name, error.cause) from error
+            cause = error.cause if isinstance(error, SandboxError) else str(error)
+            raise TrialError(blame or name, cause) from error
     except (MCPError, OSError, RuntimeError, ValueError, ExceptionGroup) as error:
         if not late:
             raise TrialError(blame or name, f"{type(error).__name__}: {error}".replace("\n", " ")) from error

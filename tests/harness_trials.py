@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 
+from system.fleet.office import load
 from system.harness.connection import NotReady, open_tools
 from system.harness.serving import _serve
 from system.sandbox import Sandbox, open_sandbox
@@ -97,4 +98,10 @@ async def call_all(spec: dict[str, Any], sandbox: Any) -> tuple[list[list[Any]],
         return [["NotReady", str(error)]], 0, time.monotonic() - begun
 
 
-ACTIONS = {function.__name__: function for function in (use_fragile_tools,)}
+def warm(spec: dict[str, Any]) -> dict[str, Any]:
+    """Every tool of a kit is called once, as the parent of the trials does."""
+    load(spec["kit"])
+    return {"warm": True}
+
+
+ACTIONS = {function.__name__: function for function in (use_fragile_tools, warm)}

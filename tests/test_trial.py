@@ -16,6 +16,7 @@ from test_sandbox import both_kinds
 from core.outcome import Outcome, has_valid_reward
 from system.fleet import lifetime_s
 from system.fleet.local import WARM, LocalFleet
+from system.fleet.office import KITS
 from system.harness.chat import Chat, ToolCall, call_text
 from system.harness.conversation import NUDGE
 from system.sandbox import SandboxError
@@ -322,26 +323,49 @@ def test_a_missing_tool_ends_the_trial_before_the_agent_begins(run, tasks):
 # Long results
 
 
-def test_a_long_result_of_the_full_set_is_kept_whole_and_can_be_paged(run, tasks):
-    """The agent reads the part that was cut out of the middle, and the verifier sees no change."""
-    whole = "\n".join(f"line {n}" for n in range(3000))
+def page_by_office() -> Script:
+    """Lists it, sees the cut, reads what was cut out, and finds text in it."""
+    code = "open('long.txt', 'w').write('\\n'.join(f'line {n}' for n in range(3000)))"
+    yield call_text(ToolCall("run_code", {"code": code}))
+    shown = yield call_text(ToolCall("read_file", {"path": "long.txt"}))
+    assert ".spill/1.txt: read_file(path, start, lines) shows a part" in shown and len(shown) <= 4000
+    assert shown.startswith("line 0\n") and shown.endswith("line 2999")
+    part = yield call_text(ToolCall("read_file", {"path": ".spill/1.txt", "start": 1500, "lines": 2}))
+    assert part.startswith("line 1499\nline 1500\n")
+    again = yield call_text(ToolCall("read_file", {"path": ".spill/1.txt"}))
+    assert ".spill/2.txt" not in again and ".spill/1.txt" in again
+    yield call_text(ToolCall("delete_file", {"path": "long.txt"}))
+    yield "1"
+
+
+def page_by_code() -> Script:
+    wrong = yield call_text(ToolCall("read_file", {"path": "minutes.txt"}))
+    assert wrong.startswith("error: no such tool read_file; tools: bash, glob, read")
     code = "print('\\n'.join(f'line {n}' for n in range(3000)))"
-    seen: list[str] = []
+    shown = yield call_text(ToolCall("bash", {"command": f'python3 -c "{code}"'}))
+    assert ".spill/1.txt: read shows it from a line offset on" in shown and len(shown) <= 4000
+    assert shown.startswith("line 0\n") and shown.endswith("line 2999")
+    part = yield call_text(ToolCall("read", {"filePath": ".spill/1.txt", "offset": 1500, "limit": 2}))
+    assert part.startswith("1500: line 1499\n1501: line 1500")
+    yield "1"
 
-    def script() -> Script:
-        seen.append((yield call_text(ToolCall("read_file", {"path": "minutes.txt"}))))
-        seen.append((yield call_text(ToolCall("bash", {"command": f'python3 -c "{code}"'}))))
-        seen.append(
-            (yield call_text(ToolCall("read", {"filePath": ".spill/1.txt", "offset": 1500, "limit": 2})))
-        )
-        yield "1"
 
-    result = run(script(), harness="code", limits={"context": 30_000})
-    assert seen[0].startswith("error: no such tool read_file; tools: bash, glob, read")
-    assert ".spill/1.txt" in seen[1] and len(seen[1]) <= 4000 and seen[1].startswith("line 0\n")
-    assert seen[1].endswith("line 2999") and len(whole) > 4000
-    assert seen[2].startswith("1500: line 1499\n1501: line 1500")
+@both_kinds
+@pytest.mark.parametrize(
+    ("script", "spec"), [(page_by_office, {"toolset": "full"}), (page_by_code, {"harness": "code"})]
+)
+def test_a_long_result_is_kept_whole_can_be_paged_and_is_no_change_of_the_world(run, kind, script, spec):
+    result = run(script(), limits={"context": 30_000}, sandbox=kind, **spec)
+    assert result["outcome"] == {"kind": "failed", "reason": "", "phase": "", "cause": ""}, result["turns"][
+        -1
+    ]
+    assert result["answer"] == "1" and result["criteria"]
     assert all(criterion["met"] for criterion in result["criteria"] if criterion["gate"])
+
+
+@pytest.mark.parametrize("kit", KITS)
+def test_the_parent_of_the_trials_can_use_every_tool_of_a_kit(run, kit):
+    assert run(action="warm", kit=kit)["warm"]
 
 
 def test_results_are_json(run):

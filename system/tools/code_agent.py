@@ -20,7 +20,7 @@ from system.tools.matching import close_lines, glob_expression, line_expression,
 from system.tools.paths import LARGEST_FILE, entries, inside
 from system.tools.registration import Tool, tool
 from system.tools.spill import FOLDER as SPILL
-from system.tools.spill import spilled
+from system.tools.spill import kept_among, spilled
 
 LINES_READ = 2000
 LINE_LIMIT = 2000
@@ -409,4 +409,5 @@ def _in_workspace(
     **given: Any,
 ) -> str:
     place = share.setdefault(root, Workspace(root, result_characters, longest_call_s))
-    return spilled(run(place, **given), root, limit=result_characters, how=PAGED)
+    text = run(place, **given)
+    return spilled(text, root, limit=result_characters, how=PAGED, source=kept_among(given))

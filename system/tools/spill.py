@@ -19,7 +19,7 @@ LARGEST_SPILL = 8_000_000
 """Characters of a result that are kept; the rest is dropped, and the model is told."""
 
 
-def spilled(text: str, root: Path, *, limit: int, how: str) -> str:
+def spilled(text: str, root: Path, *, limit: int, how: str, source: str = "") -> str:
     """A text of at most `limit` characters: the whole, or its head and its tail and where the whole lies.
 
     Args:
@@ -27,10 +27,11 @@ def spilled(text: str, root: Path, *, limit: int, how: str) -> str:
         root: the world.
         limit: characters that the model is shown, the line about the rest included.
         how: how to read the file, for that line.
+        source: the kept file that the text was read from, which is not kept again; "" if none.
     """
     if len(text) <= limit:
         return text
-    kept = _keep(text[:LARGEST_SPILL], root)
+    kept = source or _keep(text[:LARGEST_SPILL], root)
     where = f"whole in {kept}: {how}" if kept else "nothing is kept of the rest: ask for less"
     if kept and len(text) > LARGEST_SPILL:
         where = f"its first {LARGEST_SPILL} characters in {kept}: {how}"
@@ -84,4 +85,10 @@ def spilling(tools: Mapping[str, Tool], *, limit: int, how: str) -> dict[str, To
 
 
 def _cut_run(run: Callable[..., str], root: Path, /, *, limit: int, how: str, **given: Any) -> str:
-    return spilled(run(root, **given), root, limit=limit, how=how)
+    return spilled(run(root, **given), root, limit=limit, how=how, source=kept_among(given))
+
+
+def kept_among(given: Mapping[str, Any]) -> str:
+    """The kept file that a call reads, or ""."""
+    name = given.get("path") or given.get("filePath") or ""
+    return name if isinstance(name, str) and name.startswith(f"{FOLDER}/") else ""
