@@ -141,6 +141,48 @@ def test_what_cannot_be_read_is_told_in_one_line(text, error):
     assert parsed.error is not None and error in parsed.error and "\n" not in parsed.error
 
 
+def in_tags(call: ToolCall) -> str:
+    """A call as the templates of Qwen3.5 teach it."""
+    given = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in call.arguments.items())
+    return f"<tool_call>\n<function={call.name}>\n{given}</function>\n</tool_call>"
+
+
+names = st.text(alphabet="abC_-.9", min_size=1, max_size=8)
+values_in_tags = texts | st.sampled_from(
+    ["<tool_call>", "</tool_call>", "</parameter>", "</think>", "a\n", "\n"]
+)
+
+
+@given(names, st.dictionaries(names, values_in_tags, max_size=3))
+def test_a_call_in_tags_reads_back_as_it_was_written(name, arguments):
+    assert parse_completion(in_tags(ToolCall(name, arguments))).call == ToolCall(name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("<function=a>", "the tool call is not closed by </tool_call>"),
+        ("<function=a><parameter=b>1</parameter></function>", "the tool call is not closed by </tool_call>"),
+        ("<function=></function></tool_call>", "a function must have a name"),
+        ("<function=a><parameter=b>1</function></tool_call>", "a function must hold <parameter=name>value"),
+        (
+            "<function=a>1</function></tool_call>",
+            "a function must hold <parameter=name>value</parameter> only",
+        ),
+        (
+            "<function=a><parameter=b>1</parameter><parameter=b>2</parameter></function></tool_call>",
+            'the tool call names "b" twice',
+        ),
+        ("<function=a></function></tool_call><tool_call>", "one tool call a turn, opened and closed once"),
+        ("<function=a></function><function=b></function></tool_call>", "the tool call is not JSON"),
+    ],
+)
+def test_a_call_in_tags_that_cannot_be_read_is_told_in_one_line(text, error):
+    parsed = parse_completion(f"<tool_call>{text}")
+    assert parsed.call is None and parsed.answer is None
+    assert parsed.error is not None and error in parsed.error
+
+
 def test_reasoning_is_no_answer_and_makes_no_call():
     thought = f"I could say {call_text(CALL)} here.</think>\n\n"
     assert parse_completion(f"<think>{thought}4821").answer == "4821"

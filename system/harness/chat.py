@@ -1,6 +1,7 @@
 """Text and token ids of a policy folder: the chat template rendered to ids, completions decoded and parsed."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,6 +169,8 @@ def parse_completion(text: str) -> Parsed:
 
     Reasoning up to `</think>` is neither. The call is one JSON object, read to its own end: a tag inside one of its
     strings is a part of the string. What is not exactly that is an error, and its line tells how to put it right.
+    Models that were taught `<function=name><parameter=key>value</parameter></function>` in place of the object are
+    read by the same rules; each value is a text then, which the tools take for what it spells.
     """
     said = _after_reasoning(text)
     before, opened, body = said.partition(OPEN)
@@ -198,7 +201,7 @@ def _after_reasoning(text: str) -> str:
 def _one_object(body: str) -> tuple[Any, str]:
     """The JSON value that a body begins with, and what follows its closing tag."""
     try:
-        call, end = _STRICT.raw_decode(body)
+        call, end = _one_function(body) if body.startswith("<function=") else _STRICT.raw_decode(body)
         json.dumps(call, ensure_ascii=False).encode()  # a lone surrogate could not be sent to a tool
     except _Unreadable:
         raise
@@ -215,6 +218,28 @@ def _one_object(body: str) -> tuple[Any, str]:
     if after.strip():
         raise _Unreadable("the tool call is not JSON")
     return call, rest
+
+
+def _one_function(body: str) -> tuple[dict[str, Any], int]:
+    """The call that a body begins with in tags, and where it ends; a value ends where another tag may follow."""
+    named = _FUNCTION.match(body)
+    if named is None:
+        raise _Unreadable("a function must have a name, as in <function=name>")
+    found, at = [], named.end()
+    while given := _PARAMETER.match(body, at):
+        found.append((given.group(1), given.group(2)))
+        at = given.end()
+    if not body.startswith("</function>", at):
+        if CLOSE not in body:
+            raise _Unreadable("the tool call is not closed by </tool_call>")
+        raise _Unreadable("a function must hold <parameter=name>value</parameter> only, and be closed")
+    return {"name": named.group(1), "arguments": _named_once(found)}, at + len("</function>")
+
+
+_FUNCTION = re.compile(r"<function=([^<>\s]+)>\s*")
+_PARAMETER = re.compile(
+    r"<parameter=([^<>\s]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>)", re.DOTALL
+)
 
 
 def _tool_call(call: Any) -> ToolCall:
