@@ -459,6 +459,10 @@ def read_tasks(folder: Path | None) -> list[Task]:
     for task in tasks:
         if task.world is None:
             raise ValueError(f"a task must bring a world in environment/world, got {task.folder}")
+        if len(task.steps) != 1:
+            raise ValueError(
+                f"a task must have a single step to be run, got {len(task.steps)} in {task.folder}"
+            )
         read_checks(task.folder / "tests" / "checks.json")
     ids = [task.id for task in tasks]
     if repeated := [task.folder for task in tasks if ids.count(task.id) > 1]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from system.verify.rubric import Rubric
 from system.world.assignment import draw_assignment
 from system.world.company import make_company
 from system.world.generate import generate
@@ -145,7 +147,15 @@ def test_read_task_refuses_an_empty_instruction(ours: Path):
         ("timeout_sec = 900", 'timeout_sec = "900"', r"agent.timeout_sec must be positive, got '900'"),
         ("[agent]\ntimeout_sec = 900", "", ""),
         ("[agent]", "[agent", r"task.toml must be TOML, got"),
-        ("[metadata]", "[[steps]]\nname = 's'\n[metadata]", r"task must have a single step, got"),
+        ("[metadata]", "[[steps]]\nname = 's'\n[metadata]", r"task must hold steps/s/instruction.md, got none"),
+        ("[metadata]", "[[steps]]\nname = '../s'\n[metadata]", r"a step's name must be letters, .*, got '../s'"),
+        ("[metadata]", "[[steps]]\nmin_rewards = 1\n[metadata]", r"steps must have only .*, got 'min_rewards'"),
+        ("[metadata]", "[[steps]]\n[metadata]", r"a step's name must be letters, .*, got None"),
+        ("[metadata]", "[[steps]]\nname = 's'\n[[steps]]\nname = 's'\n[metadata]", r"names of steps must differ"),
+        ("[task]", "multi_step_reward_strategy = 'sum'\n[task]", r"multi_step_reward_strategy must be .*, got 'sum'"),
+        ("[metadata]", "[metadata]\nbartleby_tools = 'all'", r"bartleby_tools must be one of brief, full, got 'all'"),
+        ("[metadata]", "[metadata]\nevaluation_only = 1", r"evaluation_only must be one of False, True, got 1"),
+        ("[metadata]", "[[metadata]]", r"metadata must be a table, got"),
         ("[agent]\ntimeout_sec = 900", "[[agent]]", r"agent must be a table, got \[{}\]"),
     ],
 )  # fmt: skip
@@ -168,3 +178,136 @@ def test_read_task_refuses_a_broken_metadata_file(text: str, line: str, ours: Pa
     (ours / "bartleby.json").write_text(text)
     with pytest.raises(ValueError, match=line):
         read_task(ours)
+
+
+STEPS = """
+multi_step_reward_strategy = "final"
+[[steps]]
+name = "draft"
+min_reward = 0.5
+[steps.agent]
+timeout_sec = 60
+[[steps]]
+name = "02-send"
+min_reward = {style = 0.25}
+[steps.verifier]
+timeout_sec = 20
+[task]"""
+
+
+@pytest.fixture
+def stepwise(foreign: Path) -> Path:
+    """A task of two steps; only the first brings tests of its own."""
+    (foreign / "task.toml").write_text(FOREIGN.replace("[task]", STEPS, 1))
+    for name, text in (("draft", "Draft it."), ("02-send", "Send it.")):
+        (foreign / "steps" / name).mkdir(parents=True)
+        (foreign / "steps" / name / "instruction.md").write_text(text)
+    (foreign / "steps" / "draft" / "tests").mkdir()
+    (foreign / "steps" / "draft" / "tests" / "test.sh").write_text("#!/bin/sh\n")
+    return foreign
+
+
+def test_read_task_reads_steps_in_their_order(stepwise: Path):
+    task = read_task(stepwise)
+    first, second = task.steps
+    assert (first.name, first.instruction, first.tests) == (
+        "draft",
+        "Draft it.",
+        stepwise / "steps/draft/tests",
+    )
+    assert (first.agent_timeout_s, first.verifier_timeout_s, first.min_reward) == (
+        60.0,
+        600.0,
+        {"reward": 0.5},
+    )
+    assert (second.name, second.instruction, second.tests) == ("02-send", "Send it.", None)
+    assert (second.agent_timeout_s, second.verifier_timeout_s, second.min_reward) == (
+        900.0,
+        20.0,
+        {"style": 0.25},
+    )
+    assert first.shared_tests == second.shared_tests == stepwise / "tests"
+    assert task.reward_strategy == "final"
+
+
+def test_a_task_of_several_steps_is_refused_where_one_is_wanted(stepwise: Path):
+    for name in ("instruction", "agent_timeout_s", "verifier_timeout_s"):
+        with pytest.raises(ValueError, match="task must have a single step here, got 2 in"):
+            getattr(read_task(stepwise), name)
+
+
+def test_steps_need_an_instruction_and_tests_each_and_no_folder_is_left_over(stepwise: Path):
+    (stepwise / "steps" / "third").mkdir()
+    (stepwise / "steps" / "third" / "instruction.md").write_text("More.")
+    with pytest.raises(ValueError, match="steps must have only draft, 02-send, got steps/third in"):
+        read_task(stepwise)
+    shutil.rmtree(stepwise / "steps" / "third")
+    before = read_task(stepwise).id
+    (stepwise / "steps" / "draft" / "instruction.md").write_text("Draft it well.")
+    assert read_task(stepwise).id != before
+    (stepwise / "tests" / "test.sh").unlink()
+    with pytest.raises(
+        ValueError, match="task must hold steps/02-send/tests/test.sh or tests/test.sh, got neither"
+    ):
+        read_task(stepwise)
+    (stepwise / "steps" / "02-send" / "instruction.md").unlink()
+    (stepwise / "tests" / "test.sh").write_text("#!/bin/sh\n")
+    with pytest.raises(ValueError, match="task must hold steps/02-send/instruction.md, got none"):
+        read_task(stepwise)
+
+
+@pytest.mark.parametrize("value", ["'much'", "true", "nan", "{a = 'b'}"])
+def test_the_least_reward_of_a_step_is_a_number(value: str, stepwise: Path):
+    text = (stepwise / "task.toml").read_text()
+    (stepwise / "task.toml").write_text(text.replace("min_reward = 0.5", f"min_reward = {value}"))
+    with pytest.raises(ValueError, match="steps/draft min_reward must be a number, got"):
+        read_task(stepwise)
+
+
+def test_a_folder_of_steps_without_their_names_is_refused(stepwise: Path):
+    (stepwise / "task.toml").write_text(FOREIGN)
+    with pytest.raises(
+        ValueError, match=r"task must name its steps in \[\[steps\]\], got just a folder steps in"
+    ):
+        read_task(stepwise)
+
+
+def test_tools_are_brief_for_our_tasks_and_full_for_others_unless_the_task_says_so(ours: Path, foreign: Path):
+    assert (read_task(ours).toolset, read_task(foreign).toolset) == ("brief", "full")
+    for folder, named in ((ours, "full"), (foreign, "brief")):
+        text = (folder / "task.toml").read_text()
+        (folder / "task.toml").write_text(
+            text.replace("[metadata]", f'[metadata]\nbartleby_tools = "{named}"', 1)
+        )
+        assert read_task(folder).toolset == named
+
+
+RUBRIC = {"rubric": [{"id": "r1", "criterion": "States a fee of 48"}], "scoring": "all", "batched": True}
+
+
+def test_a_rubric_stands_in_the_metadata_of_our_tasks_and_of_others(ours: Path, foreign: Path):
+    about = json.loads((ours / "bartleby.json").read_text())
+    (ours / "bartleby.json").write_text(json.dumps({**about, **RUBRIC}))
+    (foreign / "bartleby.json").write_text(json.dumps(RUBRIC))
+    expected = Rubric(criteria=(("r1", "States a fee of 48"),), scoring="all", batched=True)
+    assert read_task(ours).rubric == read_task(foreign).rubric == expected
+    assert (read_task(ours).family, read_task(foreign).family) == (about["family"], "")
+    assert (read_task(ours).toolset, read_task(foreign).toolset) == ("brief", "full")
+
+
+@pytest.mark.parametrize(
+    ("about", "line"),
+    [
+        ({"rubric": []}, "rubric must have a criterion, got none in"),
+        ({"rubric": [{"id": "r1"}]}, "a criterion of a rubric must have an id and a text, got .* in"),
+        ({**RUBRIC, "scoring": "mean"}, "scoring must be one of share, all, got 'mean' in"),
+        ({"scoring": "all"}, "scoring must stand beside a rubric, got none in"),
+        ({**RUBRIC, "level": 2}, "bartleby.json must have just .* a rubric, or both, got"),
+        (["rubric"], "bartleby.json must be a table, got"),
+    ],
+)
+def test_a_broken_rubric_is_named(about: object, line: str, foreign: Path):
+    (foreign / "bartleby.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=line) as caught:
+        read_task(foreign)
+    assert "\n" not in str(caught.value)

@@ -4,7 +4,7 @@
     tests/checks.json   tests/world/   bartleby.json
 
 environment/world, which the agent gets, and tests/world, which the grader compares with, are hard links to
-one written world.
+one written world. A task of several steps has steps/<name>/instruction.md and steps/<name>/tests/ instead.
 """
 
 from __future__ import annotations
@@ -12,39 +12,94 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .assignment import Assignment
 from .company import Company
+from .settings import read_settings, seconds
 
-SCHEMA_VERSION = "1.4"
+if TYPE_CHECKING:
+    from system.verify.rubric import Rubric
+
+TOOLSETS = ("brief", "full")
+"""The sets of office tools that a task may name as [metadata] bartleby_tools."""
+
+REWARD_STRATEGIES = ("mean", "final")
+"""What a task of several steps earns: the mean of its steps' rewards, or the last one's."""
+
 _ID_LENGTH = 12
+_AGENT_S = 3600.0
+_VERIFIER_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One instruction and its tests: `Step(name="draft", instruction="Draft the letter.", ...)`.
+
+    tests is the step's own folder of tests; shared_tests, of the whole task, lies below it where a file has the same
+    name (None if there is none). min_reward maps a reward's name to the least value with which the steps go on.
+    """
+
+    name: str
+    instruction: str
+    tests: Path | None
+    shared_tests: Path | None
+    agent_timeout_s: float
+    verifier_timeout_s: float
+    min_reward: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task directory as read: `Task(id="3fa9c01b2d4e", instruction="Find ...", family="find", ...)`.
+    """A task directory as read: `Task(id="3fa9c01b2d4e", steps=(Step(...),), family="find", ...)`.
 
     id is a hash of the directory's own files, worlds left out. world is the pristine world's folder, None if
-    the directory brings none. family, split, domain are "" and level, seed are 0 without a bartleby.json. The
-    expected values are not here: they stay in tests/.
+    the directory brings none. family, split, domain are "" and level, seed are 0 if bartleby.json does not give
+    them. toolset is what [metadata] bartleby_tools says; without it, "brief" for tasks that we made and "full" for
+    others. rubric is the task's own, for a judge. evaluation_only is True where the licence forbids to train on the
+    task. The expected values are not here: they stay in tests/.
     """
 
     id: str
     folder: Path
-    instruction: str
+    steps: tuple[Step, ...]
+    reward_strategy: str
     world: Path | None
-    agent_timeout_s: float
-    verifier_timeout_s: float
+    toolset: str
+    rubric: Rubric | None
+    evaluation_only: bool
     family: str
     level: int
     split: str
     domain: str
     seed: int
+
+    @property
+    def only_step(self) -> Step:
+        """The step of a task that has one; a ValueError in one line for a task of several."""
+        if len(self.steps) != 1:
+            raise ValueError(f"task must have a single step here, got {len(self.steps)} in {self.folder}")
+        return self.steps[0]
+
+    @property
+    def instruction(self) -> str:
+        """The instruction of a task of one step."""
+        return self.only_step.instruction
+
+    @property
+    def agent_timeout_s(self) -> float:
+        """How long the agent may work on a task of one step."""
+        return self.only_step.agent_timeout_s
+
+    @property
+    def verifier_timeout_s(self) -> float:
+        """How long the grading of a task of one step may take."""
+        return self.only_step.verifier_timeout_s
 
 
 def write_task(assignment: Assignment, company: Company, *, tasks: Path, world: Path) -> Path:
@@ -89,17 +144,27 @@ def read_task(folder: Path) -> Task:
         ValueError: a part is missing, a table or key of task.toml is unknown, or a value is out of range.
     """
     files = _own_files(folder)
-    _require_parts(folder, files)
-    settings = _read_toml(folder)
+    if "task.toml" not in files:
+        raise ValueError(f"task must hold task.toml, got none in {folder}")
+    settings = read_settings(folder)
+    steps = _several_steps(folder, settings, files) or (_single_step(folder, settings, files),)
     about = _read_about(folder)
+    metadata = settings.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata must be a table, got {metadata!r} in {folder}")
+    ours = "full" if about["family"] == "" else "brief"
     world = folder / "environment" / "world"
     return Task(
         id=_content_id(files),
         folder=folder,
-        instruction=files["instruction.md"].decode().strip(),
+        steps=steps,
+        reward_strategy=_one_of(
+            REWARD_STRATEGIES, settings, "multi_step_reward_strategy", REWARD_STRATEGIES[0], folder
+        ),
         world=world if world.is_dir() else None,
-        agent_timeout_s=_seconds(folder, settings, "agent", 3600.0),
-        verifier_timeout_s=_seconds(folder, settings, "verifier", 600.0),
+        toolset=_one_of(TOOLSETS, metadata, "bartleby_tools", ours, folder),
+        rubric=_rubric(folder),
+        evaluation_only=_one_of((False, True), metadata, "evaluation_only", False, folder),
         **about,
     )
 
@@ -136,121 +201,132 @@ def _content_id(files: dict[str, bytes]) -> str:
     return digest.hexdigest()[:_ID_LENGTH]
 
 
-def _require_parts(folder: Path, files: dict[str, bytes]) -> None:
+def _single_step(folder: Path, settings: dict[str, Any], files: dict[str, bytes]) -> Step:
     if any(name.startswith("steps/") for name in files):
-        raise ValueError(f"task must have a single step, got a steps folder in {folder}")
-    for name in ("instruction.md", "task.toml"):
-        if name not in files:
-            raise ValueError(f"task must hold {name}, got none in {folder}")
-    if not files["instruction.md"].strip():
-        raise ValueError(f"instruction.md must not be empty, got an empty one in {folder}")
+        raise ValueError(f"task must name its steps in [[steps]], got just a folder steps in {folder}")
     if "tests/test.sh" not in files:
         raise ValueError(f"task must hold tests/test.sh, got none in {folder}")
+    return Step(
+        name="",
+        instruction=_instruction(folder, files, "instruction.md"),
+        tests=folder / "tests",
+        shared_tests=None,
+        agent_timeout_s=seconds(settings.get("agent", {}), "agent", _AGENT_S, folder),
+        verifier_timeout_s=seconds(settings.get("verifier", {}), "verifier", _VERIFIER_S, folder),
+        min_reward={},
+    )
 
 
-def _read_toml(folder: Path) -> dict[str, Any]:
-    try:
-        settings = tomllib.loads((folder / "task.toml").read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"task.toml must be TOML, got {folder}: {error}") from None
-    _refuse_unknown(folder, settings, _SCHEMA, "")
-    version = settings.get("schema_version", settings.get("version"))
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"schema_version must be {SCHEMA_VERSION!r}, got {version!r} in {folder}")
-    if settings.get("steps"):
-        raise ValueError(f"task must have a single step, got [[steps]] in {folder}")
-    image = settings.get("environment", {}).get("docker_image")
-    recipes = [
-        name for name in ("Dockerfile", "docker-compose.yaml") if (folder / "environment" / name).is_file()
-    ]
-    if not image and not recipes:
+def _several_steps(folder: Path, settings: dict[str, Any], files: dict[str, bytes]) -> tuple[Step, ...]:
+    """The steps in their order, none for a task without [[steps]]."""
+    tables = settings.get("steps", [])
+    names = [table.get("name") for table in tables]
+    if wrong := [name for name in names if not isinstance(name, str) or not _STEP_NAME.fullmatch(name)]:
         raise ValueError(
-            f"task must hold environment/Dockerfile or name a docker_image, got neither in {folder}"
+            f"a step's name must be letters, digits, '.', '_' and '-', got {wrong[0]!r} in {folder}"
         )
-    return settings
+    if len(set(names)) != len(names):
+        raise ValueError(f"names of steps must differ, got {names} in {folder}")
+    found = sorted({name.split("/")[1] for name in files if name.startswith("steps/")})
+    if names and (more := [name for name in found if name not in names]):
+        raise ValueError(f"steps must have only {', '.join(names)}, got steps/{more[0]} in {folder}")
+    agent_s = seconds(settings.get("agent", {}), "agent", _AGENT_S, folder)
+    return tuple(_step(folder, table, files, agent_s) for table in tables)
 
 
-def _refuse_unknown(folder: Path, table: Any, schema: Any, where: str) -> None:
-    """Walks a table along its schema: a dict is a table, a list a list of tables, None anything."""
-    if schema is None:
-        return
-    name = where or "task.toml"
-    if isinstance(schema, list):
-        if not isinstance(table, list):
-            raise ValueError(f"{name} must be a list of tables, got {table!r} in {folder}")
-        for entry in table:
-            if isinstance(entry, dict) or where != "artifacts":
-                _refuse_unknown(folder, entry, schema[0], where)
-        return
+def _step(folder: Path, table: dict[str, Any], files: dict[str, bytes], agent_s: float) -> Step:
+    name, here = table["name"], f"steps/{table['name']}"
+    if f"{here}/tests/test.sh" not in files and "tests/test.sh" not in files:
+        raise ValueError(f"task must hold {here}/tests/test.sh or tests/test.sh, got neither in {folder}")
+    own, shared = folder / here / "tests", folder / "tests"
+    return Step(
+        name=name,
+        instruction=_instruction(folder, files, f"{here}/instruction.md"),
+        tests=own if own.is_dir() else None,
+        shared_tests=shared if shared.is_dir() else None,
+        agent_timeout_s=seconds(table.get("agent", {}), f"{here} agent", agent_s, folder),
+        verifier_timeout_s=seconds(table.get("verifier", {}), f"{here} verifier", _VERIFIER_S, folder),
+        min_reward=_least(table.get("min_reward", {}), here, folder),
+    )
+
+
+def _least(value: Any, where: str, folder: Path) -> dict[str, float]:
+    """A number is the least value of the reward called `reward`."""
+    least = value if isinstance(value, dict) else {"reward": value}
+    for number in least.values():
+        if isinstance(number, bool) or not isinstance(number, int | float) or number != number:
+            raise ValueError(f"{where} min_reward must be a number, got {number!r} in {folder}")
+    return {str(name): float(number) for name, number in least.items()}
+
+
+def _instruction(folder: Path, files: dict[str, bytes], name: str) -> str:
+    if name not in files:
+        raise ValueError(f"task must hold {name}, got none in {folder}")
+    try:
+        text = files[name].decode().strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} must be UTF-8, got {folder}: {error}") from None
+    if not text:
+        raise ValueError(f"{name} must not be empty, got an empty one in {folder}")
+    return text
+
+
+def _one_of(allowed: tuple[Any, ...], table: dict[str, Any], key: str, default: Any, folder: Path) -> Any:
+    value = table.get(key, default)
+    if type(value) is not type(allowed[0]) or value not in allowed:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, allowed))}, got {value!r} in {folder}")
+    return value
+
+
+def _rubric(folder: Path) -> Rubric | None:
+    if not any("rubric" in (_json(folder, name) or {}) for name in ("bartleby.json", "archipelago.json")):
+        return None
+    from system.verify.rubric import (
+        read_rubric,
+    )  # brings openpyxl, which a reader of other tasks need not load
+
+    try:
+        rubric = read_rubric(folder)
+    except ValueError as error:
+        raise ValueError(f"{' '.join(str(error).split())} in {folder}") from None
+    if rubric is None:
+        raise ValueError(f"rubric must have a criterion, got none in {folder}")
+    return rubric
+
+
+def _json(folder: Path, name: str) -> dict[str, Any] | None:
+    """The table in a file of JSON, None if there is no such file."""
+    if not (folder / name).is_file():
+        return None
+    try:
+        table = json.loads((folder / name).read_text())
+    except ValueError as error:
+        raise ValueError(f"{name} must be JSON, got {folder}: {error}") from None
     if not isinstance(table, dict):
         raise ValueError(f"{name} must be a table, got {table!r} in {folder}")
-    for key, value in table.items():
-        if key not in schema:
-            raise ValueError(f"{name} must have only {', '.join(sorted(schema))}, got {key!r} in {folder}")
-        _refuse_unknown(folder, value, schema[key], f"{where}.{key}" if where else key)
-
-
-def _seconds(folder: Path, settings: dict[str, Any], table: str, default: float) -> float:
-    value = settings.get(table, {}).get("timeout_sec", default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{table}.timeout_sec must be positive, got {value!r} in {folder}")
-    return float(value)
+    return table
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
+    """What bartleby.json says of a task that we made; for others it may hold a rubric alone."""
     empty = {"family": "", "level": 0, "split": "", "domain": "", "seed": 0}
-    file = folder / "bartleby.json"
-    if not file.is_file():
+    about = _json(folder, "bartleby.json")
+    if about is None:
         return empty
-    try:
-        about = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"bartleby.json must be JSON, got {folder}: {error}") from None
     wanted = {"world", *empty}
-    if not isinstance(about, dict) or set(about) != wanted:
-        got = sorted(about) if isinstance(about, dict) else about
-        raise ValueError(f"bartleby.json must have just {', '.join(sorted(wanted))}, got {got} in {folder}")
-    return {key: about[key] for key in empty}
-
-
-def _keys(names: str, **tables: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(names.split()), **tables}
-
-
-_HEALTHCHECK = _keys("command interval_sec timeout_sec start_period_sec start_interval_sec retries")
-_ENVIRONMENT = _keys(
-    "network_mode allowed_hosts build_timeout_sec docker_image os cpus memory_mb storage_mb gpus gpu_types"
-    " tpu env skills_dir workdir allow_internet memory storage",
-    mcp_servers=[_keys("name transport url command args headers")],
-    healthcheck=_HEALTHCHECK,
-)
-_AGENT = _keys("timeout_sec user network_mode allowed_hosts")
-_VERIFIER = _keys(
-    "timeout_sec env user environment_mode network_mode allowed_hosts",
-    environment=_ENVIRONMENT,
-    collect=[_keys("command service timeout_sec user")],
-)
-_ARTIFACTS = [_keys("source destination exclude service")]
-_SCHEMA = _keys(
-    "schema_version version source metadata multi_step_reward_strategy",
-    artifacts=_ARTIFACTS,
-    task=_keys("name version description keywords", authors=[_keys("name email")]),
-    agent=_AGENT,
-    verifier=_VERIFIER,
-    environment=_ENVIRONMENT,
-    solution=_keys("env"),
-    steps=[
-        _keys(
-            "name min_reward",
-            agent=_AGENT,
-            verifier=_VERIFIER,
-            healthcheck=_HEALTHCHECK,
-            artifacts=_ARTIFACTS,
+    given, rubric = set(about) - _OF_A_RUBRIC, set(about) & _OF_A_RUBRIC
+    if given != wanted and (given or not rubric):
+        must = ", ".join(sorted(wanted))
+        raise ValueError(
+            f"bartleby.json must have just {must}, a rubric, or both, got {sorted(about)} in {folder}"
         )
-    ],
-)
-"""Every table and key of a task.toml of schema 1.4. Harbor itself ignores unknown ones: a misspelt key is a
-default in silence."""
+    if rubric and "rubric" not in rubric:
+        raise ValueError(f"{min(rubric)} must stand beside a rubric, got none in {folder}")
+    return {key: about.get(key, value) for key, value in empty.items()}
+
+
+_STEP_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_OF_A_RUBRIC = {"rubric", "scoring", "batched"}
 
 _TASK_TOML = """\
 schema_version = "1.4"
