@@ -365,6 +365,17 @@ def test_glm_table(r, gradient):
     assert float(grad) == pytest.approx(gradient, rel=1e-6)
 
 
+def test_the_trust_region_and_the_clamp_hold_what_lies_on_their_bounds():
+    batch = tokens([math.log(0.5), math.log(0.25)], [math.log(0.25), math.log(0.5)], [1.0, -1.0])
+    moved = float(batch.logprob[0].exp() - batch.rollout_logprob[0].exp())
+    assert tv(*batch, low=moved, high=moved).out_of_region.tolist() == [False, False]
+    below = math.nextafter(moved, 0)
+    assert tv(*batch, low=below, high=below).out_of_region.tolist() == [True, True]
+    equal = tokens([-1.0], [-1.0], [1.0])
+    assert not cispo(*equal, low=1.0, high=2.0).out_of_region.any()
+    assert not cispo(*equal, low=0.5, high=1.0).out_of_region.any()
+
+
 def test_glm_bounds_are_strict():
     """Ratios that are exact in binary: 0.5 and 2 are outside (0.5, 2)."""
     same = tokens([-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0])
@@ -430,8 +441,11 @@ def test_a_masked_column_leaves_rows_finite(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_shapes_must_agree_and_the_mask_must_be_bool(rule):
     batch = tokens([-1.0, -1.0], [-1.0, -1.0], [1.0, 1.0])
-    with pytest.raises(ValueError, match="must have one shape, got"):
-        RULES[rule](batch.logprob[:1], *batch[1:])
+    text = "^logprob, rollout_logprob, advantage and loss_mask must have one shape, got"
+    for place in range(4):
+        cut = [x[:1] if i == place else x for i, x in enumerate(batch)]
+        with pytest.raises(ValueError, match=text):
+            RULES[rule](*cut)
     with pytest.raises(ValueError, match="loss_mask must be bool, got torch.int64"):
         RULES[rule](*batch[:3], batch.loss_mask.long())
 
