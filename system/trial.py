@@ -65,6 +65,7 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
     start_s, verify_s, stop_s = (spec.get(name, math.inf) for name in ("start_s", "verify_s", "stop_s"))
     with phase("start", seconds, limit_s=start_s):
         task = read_task(Path(spec["task"]))
+        instruction = task.instruction
         sandbox = _opened(spec, task)
     engine = EngineClient(spec["engine_socket"])
     try:
@@ -72,9 +73,7 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
             engine.deadline = time.monotonic() + spec["deadline_s"]
             agent = _agent(spec, engine)
             expected = expected_tools(*_kit(spec, task))
-            episode, restarts = anyio.run(
-                work, agent, task.instruction, sandbox, expected, spec["tool_timeout_s"]
-            )
+            episode, restarts = anyio.run(work, agent, instruction, sandbox, expected, spec["tool_timeout_s"])
         with phase("freeze", seconds, limit_s=stop_s, blame="teardown"):
             engine.release(spec["trial_id"])
             frozen = sandbox.freeze()
@@ -118,7 +117,7 @@ def _kit(spec: dict[str, Any], task: Task) -> tuple[str, str]:
     harness = spec.get("harness", "office")
     if harness not in HARNESSES:
         raise ValueError(f"harness must be one of {', '.join(HARNESSES)}, got {harness!r}")
-    return harness, spec.get("toolset", getattr(task, "toolset", "brief"))
+    return harness, spec.get("toolset", task.toolset)
 
 
 def _agent(spec: dict[str, Any], engine: EngineClient) -> Harness:
