@@ -66,8 +66,8 @@ def list_events(
         line
         for start, line in events
         if matches(find, line)
-        and (first is None or start >= f"{first:%Y-%m-%d %H:%M}")
-        and (last is None or start < f"{last:%Y-%m-%d %H:%M}")
+        and (first is None or f"{start} 00:00" >= f"{first:%Y-%m-%d %H:%M}")
+        and (last is None or f"{start} 00:00" < f"{last:%Y-%m-%d %H:%M}")
     ]
     return "\n".join(lines) or NO_MATCH
 

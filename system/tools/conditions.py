@@ -48,12 +48,13 @@ _TESTS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def read_condition(text: str, headers: dict[int, str]) -> Condition:
+def read_condition(text: str, headers: dict[int, str], *, columns: int) -> Condition:
     """Read `Fee >= 100`; the column is a header, whatever its case, or a letter.
 
     Args:
         text: What the model wrote.
         headers: Text of the header by the number of its column.
+        columns: Number of columns there are.
 
     Raises:
         ValueError: No such column, or no operator after it.
@@ -61,11 +62,8 @@ def read_condition(text: str, headers: dict[int, str]) -> Condition:
     stripped = text.strip()
     named = sorted(((one_line(name), column) for column, name in headers.items()), key=lambda e: -len(e[0]))
     letters = re.match(r"[A-Za-z]{1,3}(?![A-Za-z0-9_])", stripped)
-    candidates = [
-        *named,
-        *([(letters.group(), column_index_from_string(letters.group()))] if letters else []),
-    ]
-    for name, column in candidates:
+    lettered = [(letters.group(), column_index_from_string(letters.group()))] if letters else []
+    for name, column in [*named, *(each for each in lettered if each[1] <= columns)]:
         for spelt in (name, f'"{name}"', f"'{name}'"):
             rest = stripped[len(spelt) :]
             found = _CONDITION.fullmatch(rest) if name else None

@@ -124,8 +124,9 @@ def lines_of_file(file: Path, name: str) -> list[str]:
     reader = _READERS.get(suffix)
     if reader is not None:
         return reader(file)
-    if b"\0" in file.open("rb").read(4096):  # an image, a font: nothing to read
-        return []
+    with file.open("rb") as opened:
+        if b"\0" in opened.read(4096):  # an image, a font: nothing to read
+            return []
     return text_of_file(file).splitlines()
 
 

@@ -23,8 +23,19 @@ RELATIONSHIPS = "{http://schemas.openxmlformats.org/package/2006/relationships}"
 """The namespace of the parts that list relations."""
 
 
+_STRICT = b"http://purl.oclc.org/ooxml/"
+_USUAL = {
+    b"wordprocessingml/main": b"http://schemas.openxmlformats.org/wordprocessingml/2006/main",
+    b"spreadsheetml/main": b"http://schemas.openxmlformats.org/spreadsheetml/2006/main",
+    b"presentationml/main": b"http://schemas.openxmlformats.org/presentationml/2006/main",
+    b"drawingml/": b"http://schemas.openxmlformats.org/drawingml/2006/",
+    b"officeDocument/relationships": b"http://schemas.openxmlformats.org/officeDocument/2006/relationships",
+}
+"""Names in the strict form of Office Open XML, and what they are in the form that programs write."""
+
+
 def parse_part(archive: ZipFile, name: str) -> Element:
-    """Parse one part; entities are not expanded.
+    """Parse one part; entities are not expanded, names of the strict form of a format become the usual ones.
 
     Raises:
         ValueError: The file lacks the part, or the part is too large.
@@ -33,7 +44,11 @@ def parse_part(archive: ZipFile, name: str) -> Element:
         raise ValueError(f"the file lacks {name}")
     if archive.NameToInfo[name].file_size > LARGEST_PART:
         raise ValueError(f"the file holds {name} of more than {LARGEST_PART // 1_000_000} MB")
-    return etree.fromstring(archive.read(name), etree.XMLParser(resolve_entities=False, no_network=True))
+    data = archive.read(name)
+    if _STRICT in data:
+        for strict, usual in _USUAL.items():
+            data = data.replace(_STRICT + strict, usual)
+    return etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True))
 
 
 def relations_name(part: str) -> str:
@@ -53,14 +68,16 @@ def save_parts(file: Path, changed: Mapping[str, bytes]) -> None:
 
 
 def check_package(file: Path) -> None:
-    """Refuse an office file that would not fit into memory when a library opens it whole.
+    """Refuse an office file that can not be changed.
 
     Raises:
-        ValueError: Its parts are too large, one of them or all together, or too many.
+        ValueError: It is in the strict form, or no office file, or too large to be opened whole.
     """
     try:
         with ZipFile(file) as archive:
             sizes = [info.file_size for info in archive.infolist()]
+            if "_rels/.rels" in archive.NameToInfo and _STRICT in archive.read("_rels/.rels"):
+                raise ValueError(f"{file.name} is in the strict form of its format, which can only be read here")
     except BadZipFile as error:
         raise ValueError(f"{file.name} is not an office file: {error}") from None
     if max(sizes, default=0) > LARGEST_PART or sum(sizes) > 2 * LARGEST_PART or len(sizes) > 20_000:

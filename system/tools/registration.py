@@ -53,6 +53,8 @@ class Tool(NamedTuple):
             values = read_arguments(self.name, self.arguments, given)
             with _time_limit(self.name, self.limit_s):
                 text = self.run(root, **values)
+            if not isinstance(text, str):
+                raise ValueError(f"{self.name} must say what it did, got {text!r}")
         except Exception as error:  # noqa: BLE001  # a damaged file can raise anything; the model reads it
             return _sendable(failure_line(error, root)), True
         return _sendable(text), False

@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]  # a compiled module without stubs
 
-from system.tools.parts import Element, parse_part, save_parts
+from system.tools.parts import Element, check_package, parse_part, save_parts
 from system.tools.splice import occurrences, spliced
 
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
@@ -29,6 +29,7 @@ def replace_text(
     """
     if not old:
         raise ValueError("old must not be empty")
+    check_package(file)
     with ZipFile(file) as archive:
         trees = {name: parse_part(archive, name) for name in parts(archive)}
     found: list[tuple[str, list[Element]]] = []

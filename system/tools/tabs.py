@@ -66,20 +66,20 @@ def filter_rows(
     """Find the rows of a sheet that meet conditions on their columns, named by header or letter."""
     with Workbook(existing_file(root, path, ".xlsx")) as workbook:
         name = sheets.named_sheet(workbook, path, sheet)
-        rows = iter(workbook.rows(name))
-        head = next((row for row in rows if row[0][0].row >= header), [])
-        names = {at.column: shown(cell.value) for at, cell in head if cell.value is not None}
-        conditions = [read_condition(text, names) for text in where]
-        wanted = {_column(text, names) for text in columns}
-        found = [row for row in rows if _meets(row, conditions)]
-        total = sum(1 for row in workbook.rows(name)) - 1
-    if not head:
-        return f"{name} is empty"
+        rows = [row for row in workbook.rows(name) if row[0][0].row >= header]
+    if not rows:
+        return f"{name} is empty" + (f" from row {header} on" if header else "")
+    head, *rest = rows
+    names = {at.column: shown(cell.value) for at, cell in head if cell.value is not None}
+    last = max(row[-1][0].column for row in rows)
+    conditions = [read_condition(text, names, columns=last) for text in where]
+    wanted = {read_condition(f"{text} is empty", names, columns=last).column for text in columns}
+    found = [row for row in rest if _meets(row, conditions)]
     lines = [
         sheets.row_line([(a, c) for a, c in row if not wanted or a.column in wanted])
         for row in [head, *found]
     ]
-    return "\n".join([*lines, f"{len(found)} of {max(total, 0)} rows"])
+    return "\n".join([*lines, f"{len(found)} of {len(rest)} rows"])
 
 
 def create_sheet(
@@ -217,10 +217,6 @@ _MOST_CELLS = 50_000
 def _meets(row: list[tuple[Place, Cell]], conditions: list[Condition]) -> bool:
     values = {at.column: cell.value for at, cell in row}
     return all(condition.holds(values.get(condition.column)) for condition in conditions)
-
-
-def _column(text: str, names: dict[int, str]) -> int:
-    return read_condition(f"{text} is empty", names).column
 
 
 def _summary(workbook: Workbook, name: str) -> str:

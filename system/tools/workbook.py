@@ -21,7 +21,7 @@ from openpyxl.utils.cell import column_index_from_string, get_column_letter
 from openpyxl.utils.datetime import MAC_EPOCH, WINDOWS_EPOCH, from_excel, to_excel
 
 from system.tools.formulas import ERROR, Place, Value, bounds, check_formula
-from system.tools.parts import RELATIONSHIPS, Element, parse_part, related_parts
+from system.tools.parts import RELATIONSHIPS, Element, check_package, parse_part, related_parts
 from system.tools.recalculation import Content, Evaluate, narrow, recalculated
 from system.tools.results import one_line
 
@@ -100,6 +100,7 @@ class Workbook:
         self._added: list[str] = []
         self._dropped: set[str] = set()
         self._trees: dict[str, Element] = {}
+        self._rows: dict[str, dict[int, Element]] = {}
         self._archive = ZipFile(file)
         self._book = self._part("xl/workbook.xml")
         targets = related_parts(self._archive, "xl/workbook.xml")
@@ -124,6 +125,11 @@ class Workbook:
 
     def rows(self, sheet: str) -> Iterator[list[tuple[Place, Cell]]]:
         """Yield the rows of a sheet: only cells that hold something, only rows that have some."""
+        for row in self._walk(sheet):
+            yield [(place, cell) for place, cell, _ in row]
+
+    def _walk(self, sheet: str) -> Iterator[list[tuple[Place, Cell, Element]]]:
+        """Yield the same rows, each cell with its element."""
         shared: dict[str, tuple[str, str]] = {}
         number = 0
         for row in self._tree(sheet).iter(f"{_MAIN}row"):
@@ -135,7 +141,7 @@ class Workbook:
                 formula = _formula(element, f"{get_column_letter(column)}{number}", shared)
                 cell = Cell(self._value(element), formula)
                 if cell != Cell():
-                    cells.append((Place(sheet, number, column), cell))
+                    cells.append((Place(sheet, number, column), cell, element))
             if cells:
                 yield cells
 
@@ -157,12 +163,18 @@ class Workbook:
 
     def merged(self, place: Place) -> str | None:
         """Name the merged range that hides the cell; None if it is free, or the first of its range."""
-        for element in self._tree(place.sheet).iter(f"{_MAIN}mergeCell"):
-            left, top, right, bottom = bounds(element.get("ref", ""))
+        for reference, (left, top, right, bottom) in self._merges(place.sheet):
             inside = left <= place.column <= right and top <= place.row <= bottom
             if inside and (place.row, place.column) != (top, left):
-                return element.get("ref")
+                return reference
         return None
+
+    def _merges(self, sheet: str) -> list[tuple[str, tuple[int, int, int, int]]]:
+        """The merged ranges of a sheet; they stand after its rows, beside them."""
+        references = [
+            e.get("ref", "") for e in self._tree(sheet).findall(f"{_MAIN}mergeCells/{_MAIN}mergeCell")
+        ]
+        return [(reference, bounds(reference)) for reference in references]
 
     def set(self, place: Place, text: str) -> None:
         """Write a cell, then compute what depends on it; what we cannot compute loses its value.
@@ -237,6 +249,7 @@ class Workbook:
 
     def save(self) -> None:
         """Write the file anew: changed parts from their trees, every other part as it was."""
+        check_package(self.file)
         temporary = self.file.with_name(f".{self.file.name}.part")
         try:
             with ZipFile(temporary, "w", ZIP_DEFLATED) as target:
@@ -315,13 +328,23 @@ class Workbook:
         data = self._tree(place.sheet).find(f"{_MAIN}sheetData")
         if data is None:
             raise ValueError(f"sheet {place.sheet} has no cells")
-        row, _ = _child(data, "row", str(place.row), place.row, _row)
+        row = self._row_elements(place.sheet).get(place.row)
+        if row is None:
+            row, _ = _child(data, "row", str(place.row), place.row, _row)
+            self._row_elements(place.sheet)[place.row] = row
         reference = f"{get_column_letter(place.column)}{place.row}"
         cell, made = _child(row, "c", reference, place.column, _column)
         if made:
             row.attrib.pop("spans", None)
             self._extend_dimension(place)
         return cell
+
+    def _row_elements(self, sheet: str) -> dict[int, Element]:
+        """The rows of a sheet by number, those that say it."""
+        if sheet not in self._rows:
+            rows = self._tree(sheet).iterfind(f"{_MAIN}sheetData/{_MAIN}row")
+            self._rows[sheet] = {_row(row): row for row in rows if row.get("r")}
+        return self._rows[sheet]
 
     def _extend_dimension(self, place: Place) -> None:
         dimension = self._tree(place.sheet).find(f"{_MAIN}dimension")
@@ -359,11 +382,12 @@ class Workbook:
         self._dropped.add(_CALC_CHAIN)
 
     def _recalculate(self, edited: Collection[Place]) -> None:
-        rows = [row for sheet in self.sheets for row in self.rows(sheet)]
-        cells = {at: self._content(cell) for row in rows for at, cell in row}
+        rows = [row for sheet in self.sheets for row in self._walk(sheet)]
+        cells = {at: self._content(cell) for row in rows for at, cell, _ in row}
+        elements = {at: element for row in rows for at, _, element in row}
         new = recalculated(cells, edited, self.sheets, self._evaluate)
         for place, value in new.items():
-            element = self._element(place)
+            element = elements[place]
             for content in element.findall(f"{_MAIN}v"):
                 element.remove(content)
             element.attrib.pop("t", None)
