@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from system.verify.rubric import Rubric
+from system.world.archipelago import Archipelago, archipelago
 from system.world.assignment import draw_assignment
 from system.world.company import make_company
 from system.world.generate import generate
@@ -308,6 +309,58 @@ def test_a_rubric_stands_in_the_metadata_of_our_tasks_and_of_others(ours: Path, 
 )
 def test_a_broken_rubric_is_named(about: object, line: str, foreign: Path):
     (foreign / "bartleby.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=line) as caught:
+        read_task(foreign)
+    assert "\n" not in str(caught.value)
+
+
+ARCHIPELAGO = {
+    "task_id": "t1",
+    "task_slug": "fee-letter",
+    "world_id": "w7",
+    "ecr_image": "1.dkr.ecr.us-east-1.amazonaws.com/w7:v1",
+    "required_env_keys": ["MAIL_KEY"],
+    "needs_snapshot": False,
+}
+
+
+def test_an_archipelago_file_is_read_with_the_task(ours: Path, foreign: Path):
+    (foreign / "archipelago.json").write_text(json.dumps({**ARCHIPELAGO, **RUBRIC}))
+    found = read_task(foreign).archipelago
+    assert found == Archipelago(
+        task_id="t1", task_name="", task_slug="fee-letter", world_id="w7", world_short_name="",
+        ecr_image="1.dkr.ecr.us-east-1.amazonaws.com/w7:v1", required_env_keys=("MAIL_KEY",), needs_snapshot=False,
+    )  # fmt: skip
+    assert read_task(foreign).rubric == Rubric(
+        criteria=(("r1", "States a fee of 48"),), scoring="all", batched=True
+    )
+    assert read_task(ours).archipelago is None
+
+
+def test_an_archipelago_file_that_does_not_say_needs_a_snapshot_and_no_key():
+    table = {key: ARCHIPELAGO[key] for key in ("task_id", "task_slug", "world_id", "ecr_image")}
+    assert archipelago(table).needs_snapshot
+    assert archipelago(table).required_env_keys == ()
+    assert archipelago({**table, "task_name": "Fee letter"}).task_name == "Fee letter"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"need_snapshot": True}, "archipelago.json must have only ecr_image, .*, got 'need_snapshot' in"),
+        ({"task_id": None}, "task_id of archipelago.json must be a text, got None in"),
+        ({"ecr_image": " "}, "ecr_image of archipelago.json must be a text, got ' ' in"),
+        ({"task_name": 3}, "task_name of archipelago.json must be a text, got 3 in"),
+        (
+            {"required_env_keys": "KEY"},
+            "required_env_keys of archipelago.json must be names of variables, got 'KEY'",
+        ),
+        ({"required_env_keys": ["A=1"]}, r"must be names of variables, got \['A=1'\] in"),
+        ({"needs_snapshot": "no"}, "needs_snapshot of archipelago.json must be true or false, got 'no' in"),
+    ],
+)
+def test_a_broken_archipelago_file_is_named(change: dict, line: str, foreign: Path):
+    (foreign / "archipelago.json").write_text(json.dumps({**ARCHIPELAGO, **change}))
     with pytest.raises(ValueError, match=line) as caught:
         read_task(foreign)
     assert "\n" not in str(caught.value)

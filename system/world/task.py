@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .archipelago import Archipelago, archipelago
 from .assignment import Assignment
 from .company import Company
 from .settings import read_settings, seconds
@@ -61,8 +62,9 @@ class Task:
     id is a hash of the directory's own files, worlds left out. world is the pristine world's folder, None if
     the directory brings none. family, split, domain are "" and level, seed are 0 if bartleby.json does not give
     them. toolset is what [metadata] bartleby_tools says; without it, "brief" for tasks that we made and "full" for
-    others. rubric is the task's own, for a judge. evaluation_only is True where the licence forbids to train on the
-    task. The expected values are not here: they stay in tests/.
+    others. rubric is the task's own, for a judge. archipelago is its archipelago.json, None if it brings none.
+    evaluation_only is True where the licence forbids to train on the task. The expected
+    values are not here: they stay in tests/.
     """
 
     id: str
@@ -72,6 +74,7 @@ class Task:
     world: Path | None
     toolset: str
     rubric: Rubric | None
+    archipelago: Archipelago | None
     evaluation_only: bool
     family: str
     level: int
@@ -164,6 +167,7 @@ def read_task(folder: Path) -> Task:
         world=world if world.is_dir() else None,
         toolset=_one_of(TOOLSETS, metadata, "bartleby_tools", ours, folder),
         rubric=_rubric(folder),
+        archipelago=_archipelago(folder),
         evaluation_only=_one_of((False, True), metadata, "evaluation_only", False, folder),
         **about,
     )
@@ -292,6 +296,14 @@ def _rubric(folder: Path) -> Rubric | None:
     if rubric is None:
         raise ValueError(f"rubric must have a criterion, got none in {folder}")
     return rubric
+
+
+def _archipelago(folder: Path) -> Archipelago | None:
+    table = _json(folder, "archipelago.json")
+    try:
+        return None if table is None else archipelago(table)
+    except ValueError as error:
+        raise ValueError(f"{error} in {folder}") from None
 
 
 def _json(folder: Path, name: str) -> dict[str, Any] | None:
