@@ -30,6 +30,13 @@ def _requirements(text: str) -> list[Requirement]:
 
 RUN = _requirements(_setup()["options"]["install_requires"])
 TEST = _requirements(_setup()["options.extras_require"]["test"])
+EXTRA = [
+    requirement
+    for name, text in _setup()["options.extras_require"].items()
+    if name not in ("test", "mutation")
+    for requirement in _requirements(text)
+]
+"""What is imported only where it is asked for."""
 
 
 def _imported(*folders: str) -> set[str]:
@@ -45,7 +52,7 @@ def _imported(*folders: str) -> set[str]:
 
 
 def test_everything_that_is_imported_is_declared():
-    declared = {canonicalize_name(requirement.name) for requirement in RUN}
+    declared = {canonicalize_name(requirement.name) for requirement in [*RUN, *EXTRA]}
     known = packages_distributions()
     own = {"core", "system"} | {path.stem for path in (ROOT / "experiments").glob("*.py")}
     for module in _imported("core", "system", "experiments") - own:
@@ -62,6 +69,11 @@ def test_every_range_has_both_ends_and_holds_here(requirement):
     operators = {specifier.operator for specifier in requirement.specifier}
     assert operators == {">=", "<"}
     assert requirement.specifier.contains(version(requirement.name), prereleases=True)
+
+
+@pytest.mark.parametrize("requirement", EXTRA, ids=str)
+def test_every_range_of_an_extra_has_both_ends(requirement):
+    assert {">=", "<"} <= {specifier.operator for specifier in requirement.specifier}
 
 
 def test_every_folder_with_code_is_a_package():
