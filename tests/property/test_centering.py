@@ -202,6 +202,8 @@ def test_arithmetic_is_float32_at_least():
     wide = HeadBatch(*(field.float() if field.is_floating_point() else field for field in narrow))
     assert torch.equal(centred(narrow), centred(wide)) and centred(narrow).dtype == torch.float32
     assert centred(tokens(*ONE)).dtype == F64
+    recorded = tokens(*ONE)
+    assert centred(recorded._replace(logprob=recorded.logprob.float())).dtype == torch.float32
 
 
 def test_it_compiles_without_a_graph_break():
