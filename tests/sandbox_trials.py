@@ -63,6 +63,25 @@ async def call_all(sandbox: Sandbox, calls: list[list[Any]], timeout_s: float) -
     return {"answers": answers, "error": None}
 
 
+def lose_server(spec: dict[str, Any]) -> dict[str, Any]:
+    """Call tools while something outside kills the server, as the kernel does when memory is short."""
+    with opened(spec) as sandbox:
+        answers = anyio.run(call_all_and_kill, sandbox, spec["calls"], spec["kill_after_s"])
+        return {**answers, "died": sandbox.died()}
+
+
+async def call_all_and_kill(sandbox: Sandbox, calls: list[list[Any]], after_s: float) -> dict[str, Any]:
+    """`call_all` with a server that has so long to live."""
+
+    async def kill() -> None:
+        await anyio.sleep(after_s)
+        os.kill(sandbox._server, 9)  # type: ignore[attr-defined]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(kill)
+        return await call_all(sandbox, calls, 20.0)
+
+
 def restart_server(spec: dict[str, Any]) -> dict[str, Any]:
     """Call tools, kill the server, start it again, call more."""
     with opened(spec) as sandbox:
@@ -151,6 +170,7 @@ ACTIONS = {
     function.__name__: function
     for function in (
         use_tools,
+        lose_server,
         restart_server,
         watch_a_writer,
         change_frozen,

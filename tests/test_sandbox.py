@@ -281,10 +281,10 @@ def test_a_frozen_diff_is_sealed(trial: Trial) -> None:
 
 @both_kinds
 def test_a_dead_server_is_an_error_at_once_and_says_how_it_died(trial: Trial, kind: str) -> None:
-    calls = [["list_files", {}], code("import os; os.kill(os.getppid(), 9)"), ["list_files", {}]]
-    result = trial("use_tools", kind, calls=calls)
+    calls = [["list_files", {}], code("import time; time.sleep(9)"), ["list_files", {}]]
+    result = trial("lose_server", kind, calls=calls, kill_after_s=1.0)
     assert len(result["answers"]) == 1
-    assert result["error"] == "Connection closed" and result["waited"] < 1
+    assert result["error"] == "Connection closed" and result["waited"] < 2
     assert result["died"].startswith("tool server exit -9")
 
 
