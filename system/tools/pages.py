@@ -15,7 +15,7 @@ from system.tools.pdfs import Span, characters_of, in_columns, layout, lines_of,
 from system.tools.registration import tool
 from system.tools.results import NO_MATCH, matches, one_line
 
-_MOST_OBJECTS = 30_000
+_MOST_OBJECTS = 10_000
 """Drawn objects of a page beyond which its lines are not looked at for tables."""
 _MOST_MATCHES = 200
 _PROSE_WORDS = 6

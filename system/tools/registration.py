@@ -15,7 +15,7 @@ from mcp import types
 from system.tools.arguments import Argument, kind_of, read_arguments, schema_of
 from system.tools.results import failure_line
 
-TIME_LIMIT_S = 10.0
+TIME_LIMIT_S = 30.0
 """Seconds after which a tool is broken off; one that minds its own clock has no such limit."""
 
 
