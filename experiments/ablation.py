@@ -43,6 +43,7 @@ from system.run import Machinery, RunError, machinery
 from system.sandbox import SandboxError, choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
 from system.verify.checks import read_checks
+from system.world.apex import refuse_to_train
 from system.world.generate import draw, generate
 from system.world.names import Split
 from system.world.task import Task, read_task
@@ -77,7 +78,8 @@ class Config:
     max_retries: int = 2
     """Further attempts at a trial that met a system error."""
     train: Path | None = None
-    """Folder of Harbor task directories to train on; by default tasks are generated."""
+    """Folder of Harbor task directories to train on; by default tasks are generated. Tasks that are for evaluation
+    only, as those of APEX-Agents are by their licence, are refused."""
     held_out: Path | None = None
     """Folder of Harbor task directories to evaluate on; by default tasks are generated."""
     tasks: int = 48
@@ -208,7 +210,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
         raise ValueError("device must be cpu where torch finds no GPU, got cuda")
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
-    given = {"train": read_tasks(config.train), "eval": read_tasks(config.held_out)}
+    given = {"train": read_tasks(config.train, training=True), "eval": read_tasks(config.held_out)}
     check_worlds(config)
     claim(folder)
     settings = {
@@ -447,13 +449,20 @@ class Runs:
         }
 
 
-def read_tasks(folder: Path | None) -> list[Task]:
-    """The task directories of a folder, in the order of their names; none without a folder."""
+def read_tasks(folder: Path | None, *, training: bool = False) -> list[Task]:
+    """The task directories of a folder, in the order of their names; none without a folder.
+
+    Those that are for evaluation only are refused for training.
+    """
     if folder is None:
         return []
     if not folder.is_dir():
         raise ValueError(f"tasks must lie in a folder, got {folder}")
+    if training:
+        refuse_to_train(folder)
     tasks = [read_task(path) for path in sorted(folder.iterdir()) if path.is_dir()]
+    if training:
+        refuse_to_train(folder, tasks)
     if not tasks:
         raise ValueError(f"a folder of tasks must hold task directories, got {folder} without one")
     for task in tasks:

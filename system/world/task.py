@@ -136,7 +136,7 @@ def write_task(assignment: Assignment, company: Company, *, tasks: Path, world: 
         (folder / name).write_text(text)
     (folder / "tests" / "test.sh").chmod(0o755)
     for part in ("environment", "tests"):
-        shutil.copytree(world, folder / part / "world", copy_function=_link)
+        shutil.copytree(world, folder / part / "world", copy_function=link)
     return folder
 
 
@@ -177,7 +177,8 @@ def _about(company: Company) -> dict[str, Any]:
     return {"domain": company.domain, "split": company.split, "seed": company.seed}
 
 
-def _link(source: str, target: str) -> None:
+def link(source: str, target: str) -> None:
+    """Gives a file a second name, or copies it where that cannot be."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links
