@@ -663,6 +663,22 @@ def test_many_rows_are_written_in_a_moment(do: Call) -> None:
     assert do("filter_rows", path="big.xlsx", where=["C > 3990"], header=1).endswith("5 of 1999 rows")
 
 
+def test_cells_that_leave_their_place_unsaid_are_edited_where_they_stand(world: Path, do: Call) -> None:
+    with ZipFile(world / "fees.xlsx") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    sheet = parts["xl/worksheets/sheet1.xml"]
+    parts["xl/worksheets/sheet1.xml"] = re.sub(rb'(<(?:row|c)) r="[^"]*"', rb"\1", sheet)
+    with ZipFile(world / "unsaid.xlsx", "w") as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    assert do("edit_cell", path="unsaid.xlsx", cell="B2", value="1") == "B2: 4821 -> 1"
+    assert do("read_sheet", path="unsaid.xlsx", range="A2:B6").split("\n")[::3] == [
+        "A2: Norvik fee | B2: 1",
+        "A5: Total | B5: 90.5 (=SUM(B2:B4))",
+    ]
+    assert openpyxl.load_workbook(world / "unsaid.xlsx", data_only=True)["Fees"]["B5"].value == 90.5
+
+
 @pytest.mark.parametrize(
     ("text", "value", "holds"),
     [

@@ -91,8 +91,10 @@ def document_lines(file: Path) -> list[str]:
 
 
 def _lines(tree: Element, styles: dict[str, str]) -> Iterator[str]:
+    for fallback in list(tree.iter(_FALLBACK)):  # says again what stands before it
+        fallback.getparent().remove(fallback)
     for element in tree.iter(f"{_WORD}p", f"{_WORD}tr"):
-        if next(element.iterancestors(f"{_WORD}tr", _FALLBACK), None) is not None:
+        if next(element.iterancestors(f"{_WORD}tr"), None) is not None:
             continue
         if element.tag == f"{_WORD}tr":
             cells = [_text(cell) for cell in element.iter(f"{_WORD}tc") if _row_of(cell) is element]
@@ -112,8 +114,6 @@ def _text(element: Element) -> str:
     """The text of a paragraph or cell; that of a paragraph inside a paragraph has a line of its own."""
     words = []
     for part in element.iter(f"{_WORD}t", f"{_WORD}tab", f"{_WORD}br", f"{_WORD}p"):
-        if next(part.iterancestors(_FALLBACK), None) is not None:
-            continue
         if element.tag == f"{_WORD}p" and next(part.iterancestors(f"{_WORD}p"), element) is not element:
             continue
         words.append(part.text or "" if part.tag == f"{_WORD}t" else " ")

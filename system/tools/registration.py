@@ -31,11 +31,13 @@ class Tool(NamedTuple):
     reads: bool
     limit_s: float | None
     run: Callable[..., str]
+    described: types.Tool | None = None
+    "The listing, if it was made before."
 
     @property
     def listing(self) -> types.Tool:
         """How the protocol lists the tool."""
-        return types.Tool(
+        return self.described or types.Tool(
             name=self.name,
             description=self.description,
             input_schema=schema_of(self.name, self.arguments),
@@ -81,7 +83,9 @@ def tool(
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     described = description or (inspect.getdoc(function) or "").partition("\n")[0]
     arguments = tuple(_argument(parameter) for parameter in parameters)
-    return Tool(name or function.__name__, described, arguments, reads, limit_s, function)
+    name = name or function.__name__
+    made = Tool(name, described, arguments, reads, limit_s, function)
+    return made._replace(described=made.listing)
 
 
 def _argument(parameter: inspect.Parameter) -> Argument:

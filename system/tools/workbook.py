@@ -340,10 +340,18 @@ class Workbook:
         return cell
 
     def _row_elements(self, sheet: str) -> dict[int, Element]:
-        """The rows of a sheet by number, those that say it."""
+        """The rows of a sheet by number; rows and cells that left their place unsaid say it from then on."""
         if sheet not in self._rows:
-            rows = self._tree(sheet).iterfind(f"{_MAIN}sheetData/{_MAIN}row")
-            self._rows[sheet] = {_row(row): row for row in rows if row.get("r")}
+            self._rows[sheet] = {}
+            number = 0
+            for row in self._tree(sheet).iterfind(f"{_MAIN}sheetData/{_MAIN}row"):
+                number = _row(row) or number + 1
+                row.set("r", str(number))
+                self._rows[sheet][number] = row
+                column = 0
+                for cell in row.iterchildren(f"{_MAIN}c"):
+                    column = _column(cell) or column + 1
+                    cell.set("r", f"{get_column_letter(column)}{number}")
         return self._rows[sheet]
 
     def _extend_dimension(self, place: Place) -> None:
