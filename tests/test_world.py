@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mailbox
 import os
@@ -16,11 +17,14 @@ import pdfplumber
 import pptx
 import pytest
 from icalendar import Calendar
+from playing import copied, play
 
+from system.verify import verify
 from system.world import names
 from system.world.assignment import CALLS_OF_LEVEL, draw_assignment
 from system.world.company import KINDS, Company, make_company
-from system.world.generate import LEVEL_SHARES, draw_assignments, generate
+from system.world.distractor import MOST_DISTRACTORS, draw_distractors
+from system.world.generate import LEVEL_SHARES, draw, draw_assignments, generate
 from system.world.office import write_world
 from system.world.task import read_task
 
@@ -219,3 +223,83 @@ def test_assignment_calls_fit_the_level():
 def test_draw_assignment_refuses_an_unknown_level(company: Company):
     with pytest.raises(ValueError, match=r"level must be one of \[1, 2, 3, 4\], got 5"):
         draw_assignment(company, level=5, index=0)
+
+
+def test_what_a_seed_gives_stays_as_it_was(tmp_path: Path):
+    """The policy that comes with the project has learnt these worlds: a change here makes it a stranger to them."""
+    found = {}
+    for split in names.SPLITS:
+        drawn = draw(split=split, worlds=4, tasks=16, seed=3)
+        folders = generate(tmp_path / split, split=split, worlds=4, tasks=16, seed=3)
+        plain = [f for f in (tmp_path / split).rglob("*") if f.suffix in (".txt", ".csv", ".json")]
+        text = repr(drawn) + repr([folder.name for folder in folders])
+        content = b"".join(file.read_bytes() for file in sorted(plain))
+        found[split] = hashlib.sha256(text.encode() + content).hexdigest()[:16]
+    assert found == {"train": "46ac168e1541af60", "heldout": "de81fcdc78c351ca"}
+
+
+def test_dozens_of_worlds_give_hundreds_of_tasks_of_every_domain_kind_and_length():
+    companies, drawn = draw(split="train", worlds=36, tasks=480, seed=0)
+    assert {company.domain for company in companies} == set(names.DOMAINS) and len(names.DOMAINS) == 3
+    assert {assignment.family for _, assignment in drawn} == {"find", "sum", "edit", "write"}
+    levels = [assignment.level for _, assignment in drawn]
+    assert {level: levels.count(level) for level in LEVEL_SHARES} == {1: 72, 2: 168, 3: 144, 4: 96}
+    assert len({(place, assignment.instruction) for place, assignment in drawn}) == 480
+
+
+def test_old_editions_hold_the_same_labels_and_no_value_that_is_true_today():
+    for seed in range(40):
+        company = make_company(seed, split="train")
+        today = {fact.value for fact in company.facts}
+        editions = draw_distractors(company, MOST_DISTRACTORS)
+        assert len({source.name for source in editions}) == MOST_DISTRACTORS
+        assert draw_distractors(company, 3) == editions[:3]
+        for number, edition in enumerate(editions):
+            original = [source for source in company.sources if "." in source.name][number % 6]
+            assert {fact.label for fact in edition.facts} == {fact.label for fact in original.facts}
+            assert not {fact.value for fact in edition.facts} & today
+            assert edition.name.startswith("old/") and {fact.source for fact in edition.facts} == {
+                edition.name
+            }
+
+
+@pytest.mark.parametrize("count", [-1, 13])
+def test_more_old_editions_than_a_search_shows_are_refused(count: int, company: Company, tmp_path: Path):
+    with pytest.raises(ValueError, match=f"distractors must be from 0 to 12, got {count}"):
+        draw_distractors(company, count)
+    with pytest.raises(ValueError, match=f"distractors must be from 0 to 12, got {count}"):
+        generate(tmp_path / "x", split="train", worlds=1, tasks=1, seed=0, distractors=count)
+
+
+@pytest.mark.parametrize("distractors", [0, MOST_DISTRACTORS])
+def test_expert_solves_a_sample_of_every_set_and_an_answer_wrong_by_one_earns_nothing(
+    distractors: int, tmp_path: Path
+):
+    shares = {1: 1.0, 2: 1.0, 3: 1.0, 4: 1.0}
+    folders = generate(
+        tmp_path / "set",
+        split="heldout",
+        worlds=3,
+        tasks=12,
+        seed=1,
+        level_shares=shares,
+        distractors=distractors,
+    )
+    for folder in folders:
+        task = read_task(folder)
+        assert task.world is not None
+        assert len(list(task.world.glob("old/*"))) == distractors
+        world = copied(task.world, tmp_path / "play" / task.id)
+        answer, _ = play(task.instruction, tmp_path / "play" / task.id)
+        assert verify(folder, world, answer).reward == 1.0, task.instruction
+        if task.family in ("find", "sum"):
+            assert {verify(folder, world, str(int(answer) + by)).reward for by in (-1, 1)} == {0.0}
+
+
+def test_worlds_with_old_editions_make_other_tasks(tmp_path: Path):
+    arguments: Any = {"split": "train", "worlds": 1, "tasks": 2, "seed": 0}
+    without = generate(tmp_path / "a", **arguments)
+    with_two = generate(tmp_path / "b", **arguments, distractors=2)
+    assert not {folder.name for folder in without} & {folder.name for folder in with_two}
+    assert [read_task(f).instruction for f in without] == [read_task(f).instruction for f in with_two]
+    assert "distractors = 2" in (with_two[0] / "task.toml").read_text()

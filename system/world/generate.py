@@ -8,8 +8,9 @@ from pathlib import Path
 
 from .assignment import CALLS_OF_LEVEL, Assignment, draw_assignment
 from .company import Company, make_company
+from .distractor import MOST_DISTRACTORS
 from .names import Split
-from .office import write_world
+from .office import write_distractors, write_world
 from .task import write_task
 
 LEVEL_SHARES = {1: 0.15, 2: 0.35, 3: 0.3, 4: 0.2}
@@ -28,6 +29,7 @@ def generate(
     tasks: int,
     seed: int,
     level_shares: Mapping[int, float] = LEVEL_SHARES,
+    distractors: int = 0,
 ) -> list[Path]:
     """Writes `worlds` companies to `folder/worlds/<id>` and `tasks` tasks to `folder/tasks/<id>`.
 
@@ -36,6 +38,7 @@ def generate(
 
     Args:
         level_shares: level → share; the counts are the nearest whole numbers that add up to `tasks`.
+        distractors: old editions of its files that each world holds as well, at most 12; see `draw_distractors`.
 
     Returns:
         The task folders in the order in which they were drawn, levels mixed.
@@ -43,10 +46,14 @@ def generate(
     Raises:
         ValueError: a number is out of range, or the worlds are too few for so many different tasks.
     """
+    if not 0 <= distractors <= MOST_DISTRACTORS:
+        raise ValueError(f"distractors must be from 0 to {MOST_DISTRACTORS}, got {distractors}")
     companies, drawn = draw(split=split, worlds=worlds, tasks=tasks, seed=seed, level_shares=level_shares)
     places = [write_world(company, folder / "worlds" / company.id) for company in companies]
+    for company, place in zip(companies, places):
+        write_distractors(company, place, distractors)
     return [
-        write_task(assignment, companies[i], tasks=folder / "tasks", world=places[i])
+        write_task(assignment, companies[i], tasks=folder / "tasks", world=places[i], distractors=distractors)
         for i, assignment in drawn
     ]
 

@@ -27,6 +27,7 @@ from reportlab.pdfgen.canvas import Canvas
 
 from . import names
 from .company import Company, Source, row_number, slide_number
+from .distractor import draw_distractors
 
 WRITTEN_AT = datetime(2026, 3, 2, 9, 0)
 """The time that every file of every world claims to be from."""
@@ -55,6 +56,17 @@ def write_world(company: Company, folder: Path) -> Path:
     (folder / "handbook.txt").write_text("\n".join(_prose(company, "handbook.txt", 8)) + "\n")
     (folder / "rates.csv").write_text(_rates(company))
     return folder
+
+
+def write_distractors(company: Company, folder: Path, count: int) -> None:
+    """Writes `count` old editions of the company's files into its world.
+
+    Raises:
+        ValueError: count is not from 0 to 12.
+    """
+    for source in draw_distractors(company, count):
+        (folder / source.name).parent.mkdir(exist_ok=True)
+        (folder / source.name).write_bytes(_WRITERS[source.kind](company, source))
 
 
 def _prose(company: Company, name: str, count: int) -> list[str]:

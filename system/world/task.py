@@ -105,11 +105,14 @@ class Task:
         return self.only_step.verifier_timeout_s
 
 
-def write_task(assignment: Assignment, company: Company, *, tasks: Path, world: Path) -> Path:
+def write_task(
+    assignment: Assignment, company: Company, *, tasks: Path, world: Path, distractors: int = 0
+) -> Path:
     """Writes one assignment as a task directory `tasks/<id>` and returns that folder.
 
     Args:
         world: the folder in which the company's world is written.
+        distractors: how many files the world holds beside the company's own; noted in [metadata] if there are any.
 
     Raises:
         ValueError: the directory exists.
@@ -117,7 +120,10 @@ def write_task(assignment: Assignment, company: Company, *, tasks: Path, world: 
     files = {
         "instruction.md": assignment.instruction + "\n",
         "task.toml": _TASK_TOML.format(
-            name=f"bartleby/{assignment.family}", level=assignment.level, **_about(company)
+            name=f"bartleby/{assignment.family}",
+            level=assignment.level,
+            more=f"\ndistractors = {distractors}" if distractors else "",
+            **_about(company),
         ),
         "environment/Dockerfile": _DOCKERFILE,
         "tests/test.sh": _TEST_SH,
@@ -351,7 +357,7 @@ name = "{name}"
 domain = "{domain}"
 split = "{split}"
 level = {level}
-seed = {seed}
+seed = {seed}{more}
 
 [agent]
 timeout_sec = 120.0
