@@ -77,7 +77,9 @@ def check_package(file: Path) -> None:
         with ZipFile(file) as archive:
             sizes = [info.file_size for info in archive.infolist()]
             if "_rels/.rels" in archive.NameToInfo and _STRICT in archive.read("_rels/.rels"):
-                raise ValueError(f"{file.name} is in the strict form of its format, which can only be read here")
+                raise ValueError(
+                    f"{file.name} is in the strict form of its format, which can only be read here"
+                )
     except BadZipFile as error:
         raise ValueError(f"{file.name} is not an office file: {error}") from None
     if max(sizes, default=0) > LARGEST_PART or sum(sizes) > 2 * LARGEST_PART or len(sizes) > 20_000:
