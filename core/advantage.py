@@ -154,7 +154,7 @@ def token_advantage(advantage: PerRollout, rollout_index: PerToken, loss_mask: P
         raise ValueError(f"rollout_index must be at least 0 and below the {rollouts} rollouts, got {stray}")
     table = torch.cat([advantage, advantage.new_zeros(1)])
     table = table.to(torch.promote_types(table.dtype, torch.float32))
-    value = torch.where(known, table[torch.where(known, rollout_index, rollouts)], torch.nan)
+    value = torch.where(known, table[torch.where(known, rollout_index.long(), rollouts)], torch.nan)
     return torch.where(loss_mask, value, 0.0)
 
 

@@ -81,9 +81,9 @@ class Place(NamedTuple):
 
 def token(fact: TokenFact, logit_noise: float) -> Token:
     """What the search reads of the facts: zeros where nothing may be read, and the rounding to expect."""
-    usable = (
-        fact.loss_mask & fact.logprob.isfinite() & fact.rollout_logprob.isfinite() & fact.entropy.isfinite()
-    )
+    difference = fact.logprob - fact.rollout_logprob
+    # What an engine writes for no logprob at all, such as -9999, has no ratio, as in the losses.
+    usable = fact.loss_mask & fact.entropy.isfinite() & difference.isfinite() & difference.exp().isfinite()
     dtype = torch.promote_types(fact.logprob.dtype, torch.float32)
     logprob, rollout, entropy = (
         torch.where(usable, x, 0.0).detach().to(dtype)

@@ -62,12 +62,12 @@ def token_logprob(
     """log softmax(hidden @ head^T / temperature) at the label, equal to the dense computation.
 
     Args:
-        hidden: state that predicts the label; with a shard, its gradient is this shard's part.
+        hidden: state that predicts the label, finite everywhere; with a shard, its gradient is this shard's part.
         head: output weight; no bias.
-        label: token id; any valid id where the loss mask is False.
+        label: token id; any valid id where the loss mask is False. One outside the vocabulary has logprob NaN.
         temperature: of the sampler, so that both sides speak of one distribution.
         chunk: tokens whose logits exist at once.
-        shard: `WHOLE`, or the part of the vocabulary that `head` holds.
+        shard: `core.shard.WHOLE`, or the part of the vocabulary that `head` holds.
     """
     _check(hidden, head, label, temperature, chunk)
     return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label, temperature, chunk, shard))
@@ -89,6 +89,9 @@ def head_gradient(
     """Gradients of a loss of the logprobs, no logit stored for long or computed twice: 6 T H V operations.
 
         d loss / d logits = slope * (onehot(label) - softmax) / temperature
+
+    Then `hidden.backward(found.hidden)` goes on through the model and `found.head` is added to the head's gradient.
+    Select the trained tokens first: those without a slope cost as much.
 
     Args:
         hidden, head, label, temperature, chunk, shard: as in `token_logprob`; no graph is recorded.

@@ -104,4 +104,5 @@ def moment(value: PerToken, counted: PerToken, place: PerToken) -> Moment:
 def _rising_sum(value: PerToken, place: PerToken) -> PerToken:
     """`per_segment` from the smallest value up, so that the order of the tokens does not show in the rounding."""
     order = value.argsort()
-    return segment_sum(value[order], place[order])[place]
+    # One value after another: in float32 a sum of millions would stall.
+    return segment_sum(value[order].double(), place[order])[place].to(value.dtype)

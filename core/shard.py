@@ -23,12 +23,14 @@ class Sums(NamedTuple):
         total: sum of exp(z - maximum).
         weighted: sum of exp(z - maximum) * (z - maximum).
         target: z of the label; 0 in a shard that does not hold it.
+        held: 1 where a shard holds the label, 0 where none does.
     """
 
     maximum: PerToken
     total: PerToken
     weighted: PerToken
     target: PerToken
+    held: PerToken
 
 
 class Shard(NamedTuple):
@@ -46,7 +48,8 @@ class Shard(NamedTuple):
 def combine_sums(parts: Sequence[Sums]) -> Sums:
     """The sums over all shards from those of each."""
     stacked = Sums(*(torch.stack(column) for column in zip(*parts)))
-    return Sums(*_combined(stacked.maximum, stacked.total, stacked.weighted, dim=0), stacked.target.sum(0))
+    softmax = _combined(stacked.maximum, stacked.total, stacked.weighted, dim=0)
+    return Sums(*softmax, stacked.target.sum(0), stacked.held.sum(0))
 
 
 def _all_here(sums: Sums) -> Sums:
@@ -58,9 +61,10 @@ WHOLE = Shard(first_id=0, combine=_all_here)
 
 
 def logprob_and_entropy(sums: Sums) -> tuple[PerToken, PerToken]:
-    """Of the label, and of the whole distribution in nats, from the sums over all shards."""
+    """Of the label, NaN where no shard holds it, and of the whole distribution in nats, from the sums of all."""
     spread = sums.total.log()
-    return (sums.target - sums.maximum - spread).clamp(max=0), spread - sums.weighted / sums.total
+    logprob = (sums.target - sums.maximum - spread).clamp(max=0)
+    return torch.where(sums.held > 0, logprob, torch.nan), spread - sums.weighted / sums.total
 
 
 def shard_sums(logits: Tensor, hidden: Tensor, head: Tensor, place: Tensor, temperature: float) -> Sums:
@@ -139,11 +143,17 @@ def _with_exact_label(
     """
     maximum, total, weighted = sums
     new, old = exact - maximum, rounded - maximum
+    higher = new.clamp(min=0)
+    # Without the label nothing is negative but by rounding; where it is all there is, the rest is that rounding.
+    rest, rest_weighted = (total - old.exp()).clamp(min=0), weighted - old * old.exp()
+    rest_weighted = (rest_weighted - rest * higher) * (-higher).exp()
+    own = (new - higher).exp()
     return Sums(
-        maximum=maximum,
-        total=torch.where(held, total + (new.exp() - old.exp()), total),
-        weighted=torch.where(held, weighted + (new * new.exp() - old * old.exp()), weighted),
+        maximum=torch.where(held, maximum + higher, maximum),
+        total=torch.where(held, rest * (-higher).exp() + own, total),
+        weighted=torch.where(held, rest_weighted + own * (new - higher), weighted),
         target=torch.where(held, exact, 0.0),
+        held=held.to(maximum.dtype),
     )
 
 

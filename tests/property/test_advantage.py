@@ -532,3 +532,9 @@ def test_a_compiled_token_of_no_rollout_has_no_number():
     mask = torch.tensor([True, True, True, False])
     told = compiled(torch.tensor([0.5, 1.0]), torch.tensor([1, -1, 2, 5]), mask)
     assert told[[0, 3]].tolist() == [1, 0] and told[1:3].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_an_index_of_few_bits_is_an_index(dtype):
+    index, mask = torch.tensor([1, 1, 1], dtype=dtype), torch.tensor([True, True, True])
+    assert advantage.token_advantage(torch.tensor([10.0, 20.0]), index, mask).tolist() == [20.0, 20.0, 20.0]

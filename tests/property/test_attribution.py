@@ -542,3 +542,33 @@ def test_a_healthy_pair_stays_below_the_bound_of_the_article():
 def test_the_temperature_of_the_engine_is_estimated(seed):
     result = attribution(of(("temperature",), seed).fact, NONE, **SCENE_KNOBS)
     assert float(result.temperature_ratio) == pytest.approx(0.7, abs=0.1)
+
+
+def test_what_an_engine_writes_for_no_logprob_is_not_read_as_a_temperature():
+    generator = torch.Generator().manual_seed(0)
+    logprob = -2 * torch.rand(200, generator=generator)
+    sampled = logprob + 1e-4 * torch.randn(200, generator=generator)
+    sampled[50] = -9999.0
+    place = torch.arange(200)
+    fact = TokenFact(
+        logprob=logprob,
+        rollout_logprob=sampled,
+        loss_mask=torch.ones(200, dtype=torch.bool),
+        entropy=torch.rand(200, generator=generator),
+        row_id=place // 20,
+        position=place % 20,
+        token_in_turn=place % 5,
+        policy_version=torch.full((200,), 3),
+    )
+    told = attribution(
+        fact,
+        Alternative(*[None] * 6),
+        trainer_version=3,
+        logit_noise=1e-3,
+        sigmas=6.0,
+        boundary=2,
+        min_mass=0.5,
+        growth=2.0,
+        min_share=0.1,
+    )
+    assert float(told.share.temperature) == 0 and float(told.temperature_ratio) == 1

@@ -152,7 +152,9 @@ NOTHING = Emission((), (), (), ())
 
 def test_a_completion_of_no_tokens_may_lie_anywhere_and_trains_nothing():
     seen = Emission((1, 2), (), (), ())
-    assert identity_faults([1, 2], [False] * 2, [0.0] * 2, [-1] * 2, [Span(2, 2, seen), Span(2, 2, seen)]) == ()
+    assert (
+        identity_faults([1, 2], [False] * 2, [0.0] * 2, [-1] * 2, [Span(2, 2, seen), Span(2, 2, seen)]) == ()
+    )
 
 
 @pytest.mark.parametrize(

@@ -335,3 +335,25 @@ def test_chunks_of_nothing_are_refused(memory, vocabulary, text):
         logprob.chunk_within(
             memory_bytes=memory, vocabulary=vocabulary, logit_dtype=torch.float32, hidden_dtype=torch.float32
         )
+
+
+@pytest.mark.parametrize("label", [-100, 5, 10**12])
+def test_a_label_outside_the_vocabulary_has_no_logprob(label):
+    hidden, head = torch.ones(1, 2, dtype=F64), torch.arange(10, dtype=F64).view(5, 2)
+    told = logprob.token_logprob(hidden, head, torch.tensor([label]), temperature=1.0, chunk=1, shard=WHOLE)
+    assert torch.isnan(told.logprob).all() and not torch.isnan(told.entropy).any()
+    field = [torch.zeros(1, dtype=F64)] * 3
+    assert torch.isnan(gradient(hidden, head, torch.tensor([label]), field, chunk=1).logprob).all()
+
+
+@pytest.mark.parametrize("temperature", [0.005, 0.01, 0.1])
+def test_rounded_logits_stay_finite_at_low_temperatures(temperature):
+    """The rounding of a logit over the temperature may be larger than all the other labels together."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = (torch.randn(256, 64, generator=generator) * 2).bfloat16()
+    head = torch.randn(512, 64, generator=generator).bfloat16()
+    label = (hidden.float() @ head.float().T).argmax(1)
+    field = [torch.zeros(256), torch.ones(256), torch.ones(256)]
+    told = gradient(hidden, head, label, field, chunk=64, temperature=temperature, dtype=torch.bfloat16)
+    assert all(torch.isfinite(x).all() for x in told)
+    assert (told.logprob <= 0).all()

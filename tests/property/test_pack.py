@@ -440,6 +440,17 @@ def test_levelling_swaps_whole_micro_batches():
     assert sorted(sum([10, 9, 8, 7][row] for rows in hand for row in rows) for hand in found) == [17, 17]
 
 
+def test_levelling_swaps_full_micro_batches_of_unlike_rows():
+    """Ten tokens each, so no row can change places; squares cost 82, 82, 82 against 68, 50, 34: 82 for 34 it is."""
+    lengths = [9, 9, 9, 8, 5, 5, 4, 3, 3, 2, 1, 1, 1]
+    hands = [[(0, 10), (1, 11), (2, 12)], [(3, 9), (4, 5), (6, 7, 8)]]
+    found = balance.levelled(hands, lengths, [float(x * x) for x in lengths], token_budget=10)
+    assert [sorted(sum(lengths[row] ** 2 for row in rows) for rows in hand) for hand in found] == [
+        [34, 82, 82],
+        [50, 68, 82],
+    ]
+
+
 def test_levelling_never_empties_a_micro_batch_nor_overfills_one():
     assert level([[(0,)], [(1,)]], [9, 1], 20) == [[(0,)], [(1,)]]
     full = [[(0,), (1,)], [(2, 3), (4,)]]  # 8 and 6 against 5 + 4 and 1: 6 for 4 would halve the gap
