@@ -202,6 +202,8 @@ def survives(file: str, old: str, new: str, laws: str) -> bool:
 
 def main(part: str) -> int:
     """Print one line a mutant; the number of survivors."""
+    if not any(part in file for file, *_ in MUTANTS):
+        raise SystemExit(f"part must occur in the name of a file of core, got {part!r}")
     survivors = 0
     for file, old, new, laws in MUTANTS:
         if part in file:
