@@ -9,7 +9,7 @@ up with empty micro-batches until all ranks have as many as the one with the mos
 By median length, over all seeds: the worst and the mean of rounds over the fewest there could be (the sum over
 the budget, rounded up, over the ranks, rounded up), the same of the dearest rank over the mean of the ranks, and
 milliseconds of this process for one plan. `proven` is the share of plans whose number of rounds is proven to be
-the least (`core.pack.fewest`). Every plan is a line of `--raw`.
+the least (`core.pack.fewest`). Every plan is a line of `--raw`. One run is kept in `recorded/pack.txt` and `.csv`.
 """
 
 from __future__ import annotations
