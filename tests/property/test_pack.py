@@ -494,6 +494,14 @@ def test_levelling_lets_a_fifth_of_a_percent_be(more, exchanged):
     assert (level(hands, lengths, 2000) != hands) is exchanged
 
 
+def test_a_search_that_may_not_take_a_step_changes_nothing(monkeypatch):
+    """All searches are bounded in steps, so that a plan never takes long."""
+    monkeypatch.setattr(bins, "REFILLS", 0)
+    monkeypatch.setattr(balance, "EXCHANGES", 0)
+    assert bins.refilled([(0,), (1,)], [1, 1], token_budget=9, goal=1) == [(0,), (1,)]
+    assert level([[(0, 1)], [(2,)]], [9, 4, 1], 20) == [[(0, 1)], [(2,)]]
+
+
 def test_levelling_leaves_even_hands_alone():
     hands = [[(0,), (3,)], [(1,), (2,)]]
     assert level(hands, [9, 8, 7, 6], 10) == hands == [[(0,), (3,)], [(1,), (2,)]]
