@@ -122,6 +122,7 @@ def liger_cross_entropy(p: Problem) -> tuple[Tensor, Tensor]:
 
     hidden, head = p.hidden.detach().requires_grad_(), p.head.detach().requires_grad_()
     LigerFusedLinearCrossEntropyLoss(accum_dtype=torch.float32)(head, hidden, p.label).backward()
+    assert hidden.grad is not None and head.grad is not None
     return hidden.grad, head.grad
 
 
@@ -140,6 +141,7 @@ def liger_grpo(p: Problem) -> tuple[Tensor, Tensor]:
         old_per_token_logps=p.rollout_logprob.view(rows, -1),
     )
     value.backward()
+    assert hidden.grad is not None and head.grad is not None
     return hidden.grad, head.grad
 
 

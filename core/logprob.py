@@ -70,7 +70,7 @@ def token_logprob(
         shard: `core.shard.WHOLE`, or the part of the vocabulary that `head` holds.
     """
     _check(hidden, head, label, temperature, chunk)
-    return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label, temperature, chunk, shard))
+    return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label, temperature, chunk, shard))  # pyright: ignore[reportUnknownMemberType]
 
 
 def head_gradient(
@@ -171,7 +171,7 @@ class _ChunkedLogprob(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """d logprob / d logits = onehot(label) - softmax; sums over tokens are kept in the wide dtype."""
         hidden, head, label, logprob, total = ctx.saved_tensors
         wide = total.dtype

@@ -79,7 +79,8 @@ async def call_all_and_kill(sandbox: Sandbox, calls: list[list[Any]], after_s: f
 
     async with anyio.create_task_group() as group:
         group.start_soon(kill)
-        return await call_all(sandbox, calls, 20.0)
+        answers = await call_all(sandbox, calls, 20.0)
+    return answers
 
 
 def restart_server(spec: dict[str, Any]) -> dict[str, Any]:

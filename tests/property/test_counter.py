@@ -80,13 +80,13 @@ def test_the_order_of_a_permutation_never_changes():
     "call, text",
     [
         (lambda: counter.permutation(-1, 0), "count must not be negative, got -1"),
-        (lambda: counter.permutation(2.0, 0), r"count must be a whole number, got 2\.0"),
+        (lambda: counter.permutation(2.0, 0), r"count must be a whole number, got 2\.0"),  # pyright: ignore[reportArgumentType]
         (lambda: counter.permutation(True, 0), "count must be a whole number, got True"),
-        (lambda: counter.permutation(2, 0.5), r"seed must be a whole number, got 0\.5"),
-        (lambda: counter.counter_hash(1.0), r"seed must be a whole number, got 1\.0"),
+        (lambda: counter.permutation(2, 0.5), r"seed must be a whole number, got 0\.5"),  # pyright: ignore[reportArgumentType]
+        (lambda: counter.counter_hash(1.0), r"seed must be a whole number, got 1\.0"),  # pyright: ignore[reportArgumentType]
         (lambda: counter.counter_hash(False), "seed must be a whole number, got False"),
-        (lambda: counter.counter_hash(1, 2, None), "every index must be a whole number, got None"),
-        (lambda: counter.counter_uniform(1, float("nan")), "every index must be a whole number, got nan"),
+        (lambda: counter.counter_hash(1, 2, None), "every index must be a whole number, got None"),  # pyright: ignore[reportArgumentType]
+        (lambda: counter.counter_uniform(1, float("nan")), "every index must be a whole number, got nan"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_what_is_no_whole_number_is_refused(call, text):

@@ -62,7 +62,7 @@ def test_pass_at_k_refuses_what_was_not_tried(trials, passed, k, text):
 
 def test_four_rollouts_in_seven_rows_are_four_trials():
     """One of them passed, in two rows: pass@1 is a quarter, not two sevenths."""
-    found = estimate.counts_by_problem("ppppppp", [0, 0, 1, 1, 2, 3, 3], [1, 1, 0, 0, 0, 0, 0])
+    found = estimate.counts_by_problem("ppppppp", [0, 0, 1, 1, 2, 3, 3], [1, 1, 0, 0, 0, 0, 0])  # pyright: ignore[reportArgumentType]
     assert found == {"p": Count(trials=4, passed=1)}
     assert estimate.mean_pass_at_k(list(found.values()), k=1).mean == 0.25
 

@@ -129,8 +129,8 @@ def test_a_nan_is_equal_to_nothing_itself_included():
 
 def test_a_mask_of_zeros_and_ones_is_a_mask():
     emission = Emission((7,), (5,), (-1.0,), (3,))
-    assert identity_faults([7, 5], [0, 1], [0.0, -1.0], [-1, 3], [Span(1, 2, emission)]) == ()
-    assert identity_faults([7, 5], [2, 1], [0.0, -1.0], [-1, 3], [Span(1, 2, emission)]) == (
+    assert identity_faults([7, 5], [0, 1], [0.0, -1.0], [-1, 3], [Span(1, 2, emission)]) == ()  # pyright: ignore[reportArgumentType]
+    assert identity_faults([7, 5], [2, 1], [0.0, -1.0], [-1, 3], [Span(1, 2, emission)]) == (  # pyright: ignore[reportArgumentType]
         "loss_mask differs from the completions at 0",
     )
 
@@ -170,7 +170,11 @@ def test_a_completion_of_no_tokens_may_lie_anywhere_and_trains_nothing():
 def test_spans_that_do_not_follow_each_other_are_refused(places, text):
     with pytest.raises(ValueError, match=f"^{text}$"):
         identity_faults(
-            [1, 2, 3], [False] * 3, [0.0] * 3, [0] * 3, [Span(*place, NOTHING) for place in places]
+            [1, 2, 3],
+            [False] * 3,
+            [0.0] * 3,
+            [0] * 3,
+            [Span(*place, NOTHING) for place in places],  # pyright: ignore[reportCallIssue]
         )
 
 
@@ -184,4 +188,4 @@ def test_lists_of_different_length_are_refused(short):
         match="token_ids, loss_mask, rollout_logprob and policy_version must be equally long, "
         f"got {counts[0]}, {counts[1]}, {counts[2]} and {counts[3]}",
     ):
-        identity_faults(*lists, [])
+        identity_faults(*lists, [])  # pyright: ignore[reportCallIssue]

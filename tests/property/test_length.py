@@ -215,7 +215,7 @@ def test_results_are_float32_at_least():
 @given(batch=priced())
 def test_inputs_are_untouched(batch):
     before = [field.clone() for field in batch]
-    two_prices(batch), one_price(batch), punishment(batch.policy_tokens)
+    two_prices(batch), one_price(batch), punishment(batch.policy_tokens)  # pyright: ignore[reportUnusedExpression]
     assert all(same(a, b) for a, b in zip(before, batch))
 
 

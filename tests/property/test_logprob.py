@@ -242,7 +242,9 @@ def test_shards_of_the_vocabulary_add_up_to_the_whole(problem, cuts, chunk):
     )
     assert all(torch.allclose(part.logprob, whole.logprob, rtol=1e-9, atol=1e-11) for part in parts)
     assert all(torch.allclose(part.entropy, whole.entropy, rtol=1e-9, atol=1e-11) for part in parts)
-    assert torch.allclose(sum(part.hidden for part in parts), whole.hidden, rtol=1e-9, atol=1e-11)
+    assert torch.allclose(
+        torch.stack([part.hidden for part in parts]).sum(0), whole.hidden, rtol=1e-9, atol=1e-11
+    )
     assert torch.allclose(torch.cat([part.head for part in parts]), whole.head, rtol=1e-9, atol=1e-11)
 
 
@@ -259,7 +261,7 @@ def test_a_differentiable_logprob_in_shards_adds_up_to_the_whole(problem, cuts, 
     whole, parts = run(head, WHOLE), in_shards(head, cuts, run)
     assert all(torch.allclose(part[0], whole[0], rtol=1e-9, atol=1e-11) for part in parts)
     assert all(torch.allclose(part[1], whole[1], rtol=1e-9, atol=1e-11) for part in parts)
-    assert torch.allclose(sum(part[2] for part in parts), whole[2], rtol=1e-9, atol=1e-11)
+    assert torch.allclose(torch.stack([part[2] for part in parts]).sum(0), whole[2], rtol=1e-9, atol=1e-11)
     assert torch.allclose(torch.cat([part[3] for part in parts]), whole[3], rtol=1e-9, atol=1e-11)
 
 

@@ -159,7 +159,7 @@ def test_a_counted_nan_is_seen_in_its_segment_only():
 @given(batch=segments())
 def test_inputs_are_untouched(batch):
     before = [x.clone() for x in batch]
-    segment.dense(batch[2]), segment.per_segment(batch[0], batch[2]), segment.moment(*batch)
+    segment.dense(batch[2]), segment.per_segment(batch[0], batch[2]), segment.moment(*batch)  # pyright: ignore[reportUnusedExpression]
     assert all(torch.equal(a, b) for a, b in zip(before, batch))
 
 

@@ -143,7 +143,7 @@ def test_a_count_that_is_none_is_refused(name, value, text):
     "call, text",
     [
         (lambda: capacity(batch=0), "batch_groups must be positive, got 0"),
-        (lambda: capacity(batch=math.nan), "batch_groups must be a whole number, got nan"),
+        (lambda: capacity(batch=math.nan), "batch_groups must be a whole number, got nan"),  # pyright: ignore[reportArgumentType]
         (lambda: staleness.accepted_at(-1, batch_groups=1), "version must not be negative, got -1"),
         (lambda: staleness.accepted_at(1, batch_groups=0), "batch_groups must be positive, got 0"),
         (
@@ -152,18 +152,18 @@ def test_a_count_that_is_none_is_refused(name, value, text):
         ),
         (lambda: staleness.staleness([], version=-1), "version must not be negative, got -1"),
         (
-            lambda: staleness.staleness([0.0], version=1),
+            lambda: staleness.staleness([0.0], version=1),  # pyright: ignore[reportArgumentType]
             r"every policy_version must be a whole number, got 0\.0",
         ),
         (
-            lambda: staleness.staleness([math.nan], version=1),
+            lambda: staleness.staleness([math.nan], version=1),  # pyright: ignore[reportArgumentType]
             "every policy_version must be a whole number, got nan",
         ),
         (lambda: staleness.is_fresh(-1, max_staleness=1), "age must not be negative, got -1"),
-        (lambda: staleness.is_fresh(math.nan, max_staleness=1), "age must be a whole number, got nan"),
+        (lambda: staleness.is_fresh(math.nan, max_staleness=1), "age must be a whole number, got nan"),  # pyright: ignore[reportArgumentType]
         (lambda: staleness.is_fresh(1, max_staleness=-1), "max_staleness must not be negative, got -1"),
         (lambda: staleness.staleness_histogram([1, -1]), "every age must not be negative, got -1"),
-        (lambda: staleness.staleness_histogram([0.5]), r"every age must be a whole number, got 0\.5"),
+        (lambda: staleness.staleness_histogram([0.5]), r"every age must be a whole number, got 0\.5"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_input_is_refused(call, text):
