@@ -35,7 +35,7 @@ LAWS = {
     "locate": ("attribution",),
     "rescore": ("rescore", "attribution"),
     "shapes": ("shapes", "segment", "mask", "loss"),
-    "shard": ("logprob",),
+    "shard": ("shard", "logprob"),
 }
 """Files whose laws stand under another name than their own, because they are part of another file's work.
 
