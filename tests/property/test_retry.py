@@ -196,6 +196,57 @@ def test_questions_that_wait_for_one_key_come_back_one_after_another():
     assert near == Step("wait", -1, 5.0, "")
 
 
+def test_every_seed_every_attempt_and_every_key_has_a_wait_of_its_own():
+    def held(reply, seed, attempts, key):
+        progress, keys = Progress(attempts=attempts), (KeyState(), KeyState())
+        _, keys = retry.after_reply(progress, keys, reply, key=key, rule=RULE, now_s=0.0, seed=seed)
+        return keys[key].free_at_s
+
+    def come_back(seed, attempts):
+        keys = (KeyState(free_at_s=5.0),)
+        progress = Progress(attempts=attempts)
+        return retry.next_step(progress, keys, rule=RULE, now_s=0.0, deadline_s=60.0, seed=seed).until_s
+
+    cases = [(seed, attempts) for seed in (1, 2) for attempts in (1, 2)]
+    for reply in (said(429), said(429, retry_after_s=1.0)):
+        assert len({held(reply, *case, key) for case in cases for key in (0, 1)}) == 8
+    assert len({come_back(*case) for case in cases}) == 4
+    assert len({retry.backoff(1, 7, i, base_s=1.0, ceiling_s=8.0) for i in range(3)}) == 3
+
+
+def test_only_who_waits_for_a_key_is_spread_and_never_beyond_the_deadline():
+    def until(ready_s, deadline_s):
+        progress, keys = Progress(ready_s=ready_s, fault="busy"), (KeyState(free_at_s=5.0),)
+        return retry.next_step(progress, keys, rule=RULE, now_s=0.0, deadline_s=deadline_s, seed=3).until_s
+
+    assert until(5.0, 60.0) == 5.0 and until(6.0, 60.0) == 6.0
+    spread = until(0.0, 60.0)
+    assert spread > 5.0 and until(0.0, spread) == 5.0
+
+
+def test_a_key_that_cools_beyond_the_deadline_stops_as_limited():
+    keys = (KeyState(free_at_s=9.0),)
+    found = retry.next_step(Progress(), keys, rule=RULE, now_s=0.0, deadline_s=9.0, seed=0)
+    assert found == Step("stop", -1, 0.0, "limited")
+
+
+def test_a_key_is_free_at_its_time():
+    keys = (KeyState(free_at_s=9.0),)
+    found = retry.next_step(Progress(), keys, rule=RULE, now_s=9.0, deadline_s=60.0, seed=0)
+    assert found == Step("use", 0, 9.0, "")
+
+
+def test_further_attempts_may_use_further_keys():
+    rule = RetryRule(attempts=99, base_s=1.0, ceiling_s=8.0, forms=1)
+    used = [
+        retry.next_step(
+            Progress(attempts=n), (KeyState(),) * 3, rule=rule, now_s=0.0, deadline_s=1.0, seed=5
+        ).key
+        for n in range(30)
+    ]
+    assert set(used) == {0, 1, 2}
+
+
 def test_failures_of_the_service_wait_longer_and_longer():
     conversation, step = talk(*[said(500)] * 5)
     lengths = [until - begun for begun, until in conversation.waits]
@@ -311,6 +362,10 @@ def test_a_deadline_that_has_passed_stops():
         (
             lambda: RetryRule(attempts=1, base_s=math.nan, ceiling_s=2.0, forms=1),
             r"base_s must be positive and at most ceiling_s, got nan and 2\.0",
+        ),
+        (
+            lambda: RetryRule(attempts=1, base_s=0.0, ceiling_s=2.0, forms=1),
+            r"base_s must be positive and at most ceiling_s, got 0\.0 and 2\.0",
         ),
         (
             lambda: RetryRule(attempts=1, base_s=3.0, ceiling_s=2.0, forms=1),
