@@ -183,7 +183,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(tmp_path):
     start = ablation.Config(out=tmp_path / "out")
     cases = {
         "policy must be a folder with tokenizer.json, got": {"policy": policy},
-        "instruction.md": {"train": broken_task(tmp_path)},
+        "environment/Dockerfile": {"train": broken_task(tmp_path)},
         "group_size must be at least 2, got 1": {"group_size": 1},
         "tasks must lie in a folder": {"held_out": tmp_path / "nowhere"},
         "a task must bring a world in environment/world, got": {
