@@ -193,7 +193,7 @@ def _product(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
     """a @ b into `out`, summed in float32 at least and rounded to the dtype of `out` once."""
     if a.dtype == out.dtype:
         return torch.mm(a, b, out=out)
-    if a.is_cuda:
+    if a.is_cuda:  # pragma: no cover: on a GPU alone
         return torch.mm(a, b, out_dtype=out.dtype, out=out)
     wide = torch.promote_types(a.dtype, torch.float32)
     return out.copy_(a.to(wide) @ b.to(wide))
@@ -202,7 +202,7 @@ def _product(a: Tensor, b: Tensor, *, out: Tensor) -> Tensor:
 def _accumulate(total: Tensor, a: Tensor, b: Tensor, *, fresh: bool) -> None:
     """total += a @ b in the dtype of `total`, or total = a @ b."""
     beta = 0 if fresh else 1
-    if a.dtype != total.dtype and a.is_cuda:
+    if a.dtype != total.dtype and a.is_cuda:  # pragma: no cover: on a GPU alone
         torch.addmm(total, a, b, beta=beta, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(a.to(total.dtype), b.to(total.dtype), beta=beta)
