@@ -220,7 +220,7 @@ def test_a_running_sample_is_no_older_than_the_weights_it_started_from(world):
         for start in (action for action in actions if isinstance(action, StartTrial)):
             sample = state.groups[start.group_id].samples[start.sample]
             assert (sample.status, sample.version) == ("running", start.policy_version)
-        assert not any(g.ready for g in state.groups.values() if g.purpose == "eval")
+        assert {g.ready for g in state.groups.values() if g.purpose == "eval"} <= {False}
 
 
 @given(world=worlds(max_zero_variance=4))
