@@ -545,6 +545,10 @@ def test_dealing_never_gives_a_rank_more_than_its_share_and_one(costs, ranks):
         assert max(load) == max(costs)
 
 
+def test_dealing_asks_what_a_rank_costs_in_all():
+    assert pack.deal([4, 3, 3, 2, 2, 2], ranks=2) == ((0, 3, 4), (1, 2, 5))
+
+
 def test_dealing_puts_the_dearest_apart():
     assert pack.deal([9.0, 8.0, 2.0, 1.0], ranks=2) == ((0, 3), (1, 2))
     assert pack.deal([5.0, 5.0, 1.0], ranks=2) == ((0, 2), (1, None))
