@@ -116,6 +116,13 @@ def steps(draw):
     return stretched(st.booleans()), marks
 
 
+def test_a_run_that_earns_one_more_than_it_costs_is_told():
+    """Seven hits and two misses at 18; from its row's first token it would cost 15 and four misses more."""
+    marks = marks_of([0] * 13, position=[0] * 13)
+    assert account("....xx.xxx.xx", marks) == (1, [False] * 3, [-1] * 4 + [FREE] * 9)
+    assert account("....xx.xxx..x", marks) == (0, [False] * 3, [-1] * 13)
+
+
 @given(step=steps(), stale_version=st.booleans(), runs=st.tuples(*[st.booleans()] * 3))
 def test_the_account_agrees_with_trying_every_run_of_every_row(step, stale_version, runs):
     hit, marks = step
