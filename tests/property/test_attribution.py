@@ -20,6 +20,7 @@ from strategies import poison, poisoned
 
 from core.attribution import Attribution, attribution, rounding_noise
 from core.cause import CAUSES, UNKNOWN, Alternative, Evidence, TokenFact, found, ranked
+from core.locate import token
 
 F64 = torch.float64
 NONE = Alternative(*[None] * 6)
@@ -93,6 +94,18 @@ def steps(draw):
         for _ in range(3)
     ]
     return fact, Alternative(given_[0], None, given_[1], given_[2], None, None)
+
+
+def test_tokens_outside_the_mask_do_not_make_a_gap_grow():
+    """Other weights, the same everywhere; of the early tokens of a row most are not trained."""
+    mask = [8 <= place % 20 < 14 or place % 20 == 19 for place in range(200)]
+    result = explained(facts([0.3] * 200, mask=mask))
+    assert {name for name, kept in zip(names(result), mask) if kept} == {"weights"}
+
+
+def test_a_logprob_a_hair_above_0_is_that_of_a_certain_token():
+    above, certain = (token(facts([0.0] * 4, logprob=[lp] * 4), 0.01) for lp in (1e-3, 0.0))
+    assert torch.equal(above.noise, certain.noise)
 
 
 @given(step=steps())
