@@ -33,9 +33,10 @@ class Scripted:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request as it came: when, with which key, and its body."""
+    """One request as it came: when, from which port, with which key, and its body."""
 
     at_s: float
+    port: int
     path: str
     key: str
     body: dict[str, Any]
@@ -117,7 +118,8 @@ class JudgeServer:
         length = int(handler.headers.get("Content-Length", "0"))
         key = handler.headers.get("Authorization", "").removeprefix("Bearer ")
         body = json.loads(handler.rfile.read(length))
-        asked = Asked(at_s=time.monotonic(), path=handler.path, key=key, body=body)
+        port = handler.client_address[1]
+        asked = Asked(at_s=time.monotonic(), port=port, path=handler.path, key=key, body=body)
         with self._lock:
             self.asked.append(asked)
             if self._decide is None:

@@ -170,7 +170,9 @@ class JudgeClient:
         seed = int.from_bytes(hashlib.sha256(question.evidence.encode(errors="replace")).digest()[:8])
         begun = time.monotonic()
         deadline, progress, detail = begun + self.settings.timeout_s, Progress(form=self._form), ""
-        async with httpx2.AsyncClient(timeout=None, verify=self._trusted()) as client:
+        # A kept connection may be closed by the server just as the next attempt is written to it.
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        async with httpx2.AsyncClient(timeout=None, verify=self._trusted(), limits=limits) as client:
             while True:
                 with self._lock:
                     step = next_step(
