@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import sys
@@ -28,10 +27,9 @@ from mcp import Client, StdioServerParameters, stdio_client
 from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
 from pydantic import TypeAdapter, ValidationError
-from reportlab.platypus import SimpleDocTemplate, Table, TableStyle
 from test_tools import write_calendar, write_deck, write_fees, write_mailbox, write_memo, write_report
 
-from system.tools import code, confine, programs
+from system.tools import code, confine
 from system.tools.arguments import KINDS, NO_ROWS, Argument, Rows, read_arguments
 from system.tools.calculation import calculate
 from system.tools.conditions import read_condition
@@ -932,64 +930,3 @@ def test_a_server_lives_on_after_code_has_tried_to_kill_it_in_every_way(world: P
         return cast(Any, content).text
 
     assert asyncio.run(through_stdio()) == "chat/deals.json 72"
-
-
-# the article's defects of the environment: each of these fails on the defect
-
-
-def test_defect_missing_packages_code_imports_what_it_is_told_and_is_told_what_is_missing(
-    world: Path,
-) -> None:
-    there, missing = programs.packages()
-    assert {"numpy", "openpyxl", "docx", "pptx", "pdfplumber", "pypdf", "lxml", "matplotlib"} <= set(there)
-    assert set(there) | set(missing) == set(programs.PACKAGES)
-    told = FULL["run_code"].description
-    assert ", ".join(there) in told and all(name in told for name in missing)
-    source = f"import {', '.join(there)}; print('all there')"
-    assert FULL["run_code"].call(world, {"code": source, "seconds": 60}) == ("all there", False)
-    assert sorted(path.name for path in world.iterdir() if path.name.startswith(".")) == []
-
-
-def test_defect_missing_packages_pandas_reads_a_sheet_where_it_is_installed(world: Path) -> None:
-    pytest.importorskip("pandas", exc_type=ImportError)
-    source = "import pandas; print(pandas.read_excel('fees.xlsx')['Value'].iloc[0])"
-    assert FULL["run_code"].call(world, {"code": source, "seconds": 60}) == ("4821", False)
-
-
-def test_defect_none_results_no_tool_is_able_to_answer_nothing() -> None:
-    for name, each in (tools_of("brief") | FULL).items():
-        assert each.run.__annotations__["return"] == "str", name
-    silent = tool(lambda root: None, name="silent")  # type: ignore[arg-type, return-value]
-    text, failed = silent.call(Path("."), {})
-    assert failed and text == "error: silent must say what it did, got None"
-
-
-def test_defect_flattened_layout_a_table_keeps_its_cells_and_two_columns_their_order(
-    world: Path, do: Call
-) -> None:
-    rows = [["Client", "Scope of the work", "Fee"], ["Norvik", "two\nlines", "120"], ["Balden", "", "7"]]
-    grid = TableStyle([("GRID", (0, 0), (-1, -1), 1, "black")])
-    SimpleDocTemplate(str(world / "grid.pdf")).build([Table(rows, style=grid)])
-    assert do("read_pdf_tables", path="grid.pdf") == (
-        "table 1 of 1, 3 rows:\nClient | Scope of the work | Fee\nNorvik | two lines | 120\nBalden |  | 7"
-    )
-    side_by_side = do("read_pdf", path="report.pdf").split("\n")
-    assert any("Corden fee" in line and "Cortem fee" in line for line in side_by_side)
-    in_order = do("read_pdf", path="report.pdf", order="columns").split("\n")
-    column = [
-        "The partners met in March and agreed on the",
-        "figures below, which the office had checked",
-        "before.",
-    ]
-    assert in_order == [
-        "Quarterly report of Tavdor Partners about the fees of the year",
-        *column,
-        "Corden fee  17",
-        "Kalhem fee  858",
-        *column * 2,
-        "Cortem fee  5663",
-        "Jaskar fee  3767",
-        *column,
-        "[page 1 of 1]",
-    ]
-    assert os.fspath(world) not in "".join(in_order)
