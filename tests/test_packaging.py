@@ -33,7 +33,7 @@ TEST = _requirements(_setup()["options.extras_require"]["test"])
 EXTRA = [
     requirement
     for name, text in _setup()["options.extras_require"].items()
-    if name not in ("test", "mutation")
+    if name not in ("test", "test-templates", "mutation")
     for requirement in _requirements(text)
 ]
 """What is imported only where it is asked for."""
@@ -74,6 +74,21 @@ def test_every_range_has_both_ends_and_holds_here(requirement):
 @pytest.mark.parametrize("requirement", EXTRA, ids=str)
 def test_every_range_of_an_extra_has_both_ends(requirement):
     assert {">=", "<"} <= {specifier.operator for specifier in requirement.specifier}
+
+
+def test_every_extra_that_is_named_is_there():
+    """pip only warns of an extra that it does not find, and the tests that need it skip."""
+    texts = [ROOT / ".ci" / "run", *ROOT.glob("*.md")]
+    texts += [
+        path for top in ("docs", "tests") for path in (ROOT / top).rglob("*") if path.suffix in (".md", ".py")
+    ]
+    named = {
+        name.strip()
+        for path in texts
+        for names in re.findall(r"install [^\n]*'\.\[([\w, -]+)\]'", path.read_text(encoding="utf-8"))
+        for name in names.split(",")
+    }
+    assert {"test", "test-templates"} <= named <= set(_setup()["options.extras_require"])
 
 
 def test_every_folder_with_code_is_a_package():
