@@ -59,7 +59,7 @@ def test_missing_packages_code_imports_what_it_is_told_and_is_told_what_is_missi
 
 def test_missing_packages_pandas_reads_a_sheet_where_it_is_installed(world: Path) -> None:
     pytest.importorskip("pandas", exc_type=ImportError)
-    source = "import pandas; print(pandas.read_excel('fees.xlsx')['Value'].iloc[0])"
+    source = "import pandas; print(int(pandas.read_excel('fees.xlsx')['Value'].iloc[0]))"
     assert FULL["run_code"].call(world, {"code": source, "seconds": 60}) == ("4821", False)
 
 
