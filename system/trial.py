@@ -73,7 +73,8 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
             engine.deadline = time.monotonic() + spec["deadline_s"]
             agent = _agent(spec, engine)
             expected = expected_tools(*_kit(spec, task))
-            episode, restarts = anyio.run(work, agent, instruction, sandbox, expected, spec["tool_timeout_s"])
+            given = agent, instruction, sandbox, expected, spec["tool_timeout_s"], seconds
+            episode, restarts = anyio.run(work, *given)
         with phase("freeze", seconds, limit_s=stop_s, blame="teardown"):
             engine.release(spec["trial_id"])
             frozen = sandbox.freeze()
@@ -140,11 +141,22 @@ def load_chat(policy: str) -> Chat:
 
 
 async def work(
-    agent: Harness, instruction: str, sandbox: Sandbox, expected: Collection[str], timeout_s: float
+    agent: Harness,
+    instruction: str,
+    sandbox: Sandbox,
+    expected: Collection[str],
+    timeout_s: float,
+    seconds: dict[str, float],
 ) -> tuple[Episode, int]:
-    """Runs the agent on the tools of the sandbox; also how often their server had to be started again."""
+    """Runs the agent on the tools of the sandbox; also how often their server had to be started again.
+
+    Args:
+        seconds: gets "ready", the time until every tool was listed; it is a part of the agent's.
+    """
+    begun = time.monotonic()
     try:
         async with open_tools(sandbox, expected=expected, timeout_s=timeout_s) as tools:
+            seconds["ready"] = time.monotonic() - begun
             episode = await agent(instruction=instruction, tools=tools.schemas, call=tools.call)
             return episode, tools.restarts
     except NotReady as error:

@@ -7,7 +7,7 @@ answered, and retried at most so often in a trial.
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import anyio
@@ -54,6 +54,8 @@ class Turn:
     arguments: dict[str, Any]
     result: str
     error: bool
+    seconds: float
+    """Of its call, from the asking to the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,6 +195,7 @@ def _sample(speaker: Speaker, episode: Episode, turn: int) -> str | None:
             arguments={},
             result="",
             error=False,
+            seconds=0.0,
         )
     )
     if completion.finish_reason != "stop":
@@ -204,10 +207,11 @@ def _sample(speaker: Speaker, episode: Episode, turn: int) -> str | None:
 
 async def _called(speaker: Speaker, episode: Episode, asked: ToolCall, call: Call) -> tuple[str, bool] | None:
     """What a tool answered; None when the agent's time was up before it did."""
-    left = speaker.limits.deadline - time.monotonic()
+    begun = time.monotonic()
     answered: tuple[str, bool] | None = None
-    with anyio.move_on_after(max(0.0, left)):
+    with anyio.move_on_after(max(0.0, speaker.limits.deadline - begun)):
         answered = await call(asked.name, asked.arguments)
+    episode.turns[-1] = replace(episode.turns[-1], seconds=round(time.monotonic() - begun, 6))
     if answered is None:
         _note(episode, asked, "", True)
         episode.truncated = Outcome(kind="truncated", reason="wall_clock")
@@ -216,18 +220,8 @@ async def _called(speaker: Speaker, episode: Episode, asked: ToolCall, call: Cal
 
 def _note(episode: Episode, asked: ToolCall | None, result: str, error: bool) -> None:
     """Completes the last turn by its call and what came back."""
-    last = episode.turns[-1]
     name, arguments = asked or ("", {})
-    episode.turns[-1] = Turn(
-        request_id=last.request_id,
-        row=last.row,
-        start=last.start,
-        end=last.end,
-        tool=name,
-        arguments=arguments,
-        result=result,
-        error=error,
-    )
+    episode.turns[-1] = replace(episode.turns[-1], tool=name, arguments=arguments, result=result, error=error)
 
 
 def _observe(speaker: Speaker, episode: Episode, result: str, tools: list[dict[str, Any]]) -> str:
