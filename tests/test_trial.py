@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from code_expert import by_shell
 from scripted_engine import Script, ScriptedEngine, plays, says
 from test_sandbox import both_kinds
 
@@ -24,6 +23,7 @@ from system.trial import TrialError, phase
 from system.world import expert
 from system.world.assignment import Assignment, draw_assignment
 from system.world.company import make_company
+from system.world.expert_shell import by_shell
 from system.world.office import write_world
 from system.world.task import write_task
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 
 from system.harness.chat import ToolCall
-from system.world import expert
+
+from . import expert
 
 _ROWS = """
 import openpyxl
