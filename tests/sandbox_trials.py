@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,48 @@ def restart_server(spec: dict[str, Any]) -> dict[str, Any]:
         return {"first": first, "died": died, "second": second, "changed": changed, "late": late}
 
 
+def go_on(spec: dict[str, Any]) -> dict[str, Any]:
+    """Call tools, freeze, thaw, call more; what had changed each time, and how `ticks` grew after the last thaw."""
+    found: list[list[str]] = []
+    answers: list[dict[str, Any]] = []
+    with opened(spec) as sandbox:
+        for calls in spec["rounds"]:
+            answers.append(anyio.run(call_all, sandbox, calls, 20.0))
+            layer = sandbox.freeze()
+            found.append(layer.changed())
+            sandbox.thaw()  # type: ignore[attr-defined]
+        try:
+            sandbox.thaw()  # type: ignore[attr-defined]
+        except SandboxError as error:
+            twice = str(error)
+        at = layer.path("ticks")
+        assert at is not None
+        first = at.stat().st_size
+        time.sleep(0.2)
+        grown = at.stat().st_size - first
+        last = sandbox.freeze().changed()
+    return {"answers": answers, "changed": found, "twice": twice, "grown": grown, "last": last}
+
+
+def fail_to_thaw(spec: dict[str, Any]) -> dict[str, Any]:
+    """A thaw that is not given the time to start; then what was frozen, and a thaw that succeeds."""
+    with opened(spec) as sandbox:
+        anyio.run(call_all, sandbox, spec["calls"], 20.0)
+        sandbox.freeze()
+        limits = sandbox._limits  # type: ignore[attr-defined]
+        sandbox._limits = replace(limits, start_s=1e-9)  # type: ignore[attr-defined]
+        try:
+            sandbox.thaw()  # type: ignore[attr-defined]
+        except SandboxError as error:
+            cause = str(error)
+        children = len(kernel.children())
+        sandbox._limits = limits  # type: ignore[attr-defined]
+        changed = sandbox.freeze().changed()
+        sandbox.thaw()  # type: ignore[attr-defined]
+        again = anyio.run(call_all, sandbox, spec["again"], 20.0)
+        return {"cause": cause, "children": children, "changed": changed, "again": again}
+
+
 def watch_a_writer(spec: dict[str, Any]) -> dict[str, Any]:
     """Whether a file still grows after the freeze, and whether it grew before."""
     with opened(spec) as sandbox:
@@ -173,6 +216,8 @@ ACTIONS = {
         use_tools,
         lose_server,
         restart_server,
+        go_on,
+        fail_to_thaw,
         watch_a_writer,
         change_frozen,
         fail_to_open,

@@ -363,6 +363,38 @@ def test_a_killed_server_is_started_again_over_the_world_as_it_is(trial: Trial, 
     assert result["changed"] == ["kept.txt"] and result["late"] == "start: the sandbox is frozen"
 
 
+@both_kinds
+def test_a_frozen_world_goes_on_with_what_was_written_and_without_what_ran(trial: Trial, kind: str) -> None:
+    ticking = (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    while True: open('ticks', 'a').write('x'); time.sleep(0.01)\n"
+        "while not os.path.exists('ticks'): time.sleep(0.01)\n"
+    )
+    rounds = [
+        [["write_file", {"path": "first.txt", "content": "1"}], code("import os; os.remove('old/a.txt')")],
+        [["read_file", {"path": "first.txt"}], ["write_file", {"path": "old/a.txt", "content": "new"}]],
+        [["read_file", {"path": "old/a.txt"}], code(ticking)],
+    ]
+    result = trial("go_on", kind, rounds=rounds)
+    assert [one["error"] for one in result["answers"]] == [None] * 3
+    assert result["answers"][1]["answers"][0] == "1" and result["answers"][2]["answers"][0] == "new"
+    both = ["first.txt", "old/a.txt"]
+    assert result["changed"] == [both, both, [*both, "ticks"]] and result["last"] == [*both, "ticks"]
+    assert result["grown"] == 0
+    assert result["twice"] == "start: the sandbox is not frozen"
+
+
+@both_kinds
+def test_a_thaw_that_fails_leaves_the_world_frozen_and_can_be_tried_again(trial: Trial, kind: str) -> None:
+    calls = [["write_file", {"path": "kept.txt", "content": "kept"}]]
+    result = trial("fail_to_thaw", kind, calls=calls, again=[["read_file", {"path": "kept.txt"}]])
+    assert result["cause"].startswith("start: ") and result["children"] == 0
+    assert result["changed"] == ["kept.txt"]
+    assert result["again"] == {"answers": ["kept"], "error": None}
+
+
 def test_choose_sandbox_refuses_an_unknown_kind_in_one_line() -> None:
     with pytest.raises(
         ValueError, match='^sandbox must be "auto", "bubblewrap" or "process", got \'docker\'$'

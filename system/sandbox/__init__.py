@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from .frozen import FrozenWorld
 from .scratch import reap
@@ -21,6 +21,8 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "Serve",
+    "Thawable",
+    "View",
     "choose_sandbox",
     "open_sandbox",
     "reap",
@@ -69,6 +71,18 @@ class Limits:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What is seen inside beside the system's folders. Example: `View(root=Path("/app"), rooms=("/tests",))`."""
+
+    root: Path = Path("/world")
+    "Where the world lies."
+    rooms: tuple[str, ...] = ()
+    "More folders to write in, empty at first; they last as long as the sandbox, in view or not."
+    shown: tuple[Path, ...] = ()
+    "Folders of the host, read-only, at their own paths."
+
+
 class Sandbox(Protocol):
     """One world with a tool server running over it, shut off from the host as far as its kind promises."""
 
@@ -94,6 +108,25 @@ class Sandbox(Protocol):
     def __enter__(self) -> Sandbox: ...
 
     def __exit__(self, *exception: object) -> None: ...
+
+
+@runtime_checkable
+class Thawable(Protocol):
+    """A sandbox that can go on after a freeze."""
+
+    def thaw(self, serve: Serve | None = None) -> None:
+        """Start a server over the world as it was frozen; nothing else of what ran before comes back.
+
+        The frozen world that `freeze` gave must not be read any more. The server is forked from this process, which
+        must not have read meanwhile what the agent must not learn.
+
+        Args:
+            serve: what to run; left out, the same as before.
+
+        Raises:
+            SandboxError: "start"; the sandbox is still frozen.
+        """
+        ...
 
 
 def open_sandbox(

@@ -15,12 +15,10 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-from . import Limits, SandboxError, Serve, frozen, kernel, scratch, server_process
-
-ROOT = Path("/world")
-"""Where the tools see the world."""
+from . import Limits, SandboxError, Serve, View, frozen, kernel, scratch, server_process
 
 _UID = 1000
 _HOLDER = ("/bin/sh", "-c", "echo; read end")
@@ -37,10 +35,12 @@ class BubblewrapSandbox:
     """
 
     kind = "bubblewrap"
-    root = ROOT
 
-    def __init__(self, world: Path, scratch_root: Path, serve: Serve, limits: Limits) -> None:
-        self._world, self._limits, self._serve = world, limits, serve
+    def __init__(
+        self, world: Path, scratch_root: Path, serve: Serve, limits: Limits, view: View | None = None
+    ) -> None:
+        self._world, self._limits, self._serve, self._sees = world, limits, serve, view or View()
+        self.root = self._sees.root
         self._stream: socket.socket | None = None
         self._bwrap = self._server = self._init = self._hold = self._child = -1
         self._server_exit: int | None = None
@@ -51,9 +51,10 @@ class BubblewrapSandbox:
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             raise SandboxError("start", "bwrap not found")
-        self._folder = scratch.new_folder(scratch_root)
+        self._folder = scratch.new_folder(scratch_root, what=self.kind, trial=trial)
         try:
             self._start(bwrap, time.monotonic() + limits.start_s)
+            scratch.note(self._folder, "confirmed")
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -63,21 +64,27 @@ class BubblewrapSandbox:
     def _start(self, bwrap: str, deadline: float) -> None:
         kernel.enter_private_mounts()
         kernel.adopt_orphans()
+        self._mount_scratch()
+        self._start_place(bwrap, deadline)
+
+    def _start_place(self, bwrap: str, deadline: float) -> None:
         self._mount_world()
         self._child = self._start_bwrap(bwrap, deadline)
         self._init = os.pidfd_open(self._child)
         self._start_server(deadline)
 
-    def _mount_world(self) -> None:
-        """Upper, work and merged folder on one tmpfs, then the overlay."""
+    def _mount_scratch(self) -> None:
+        """Upper, work and merged folder, and the rooms, on one tmpfs."""
         options = f"size={self._limits.world_bytes},nr_inodes=16384,mode=0700"
         kernel.mount("tmpfs", self._folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
         self._on_tmpfs = frozen.can_hold_marks(self._folder)
         if not self._on_tmpfs:
             kernel.unmount(self._folder)
+        for name in ("upper", "work", "merged", "rooms"):
+            (self._folder / name).mkdir()
+
+    def _mount_world(self) -> None:
         upper, work, merged = (self._folder / name for name in ("upper", "work", "merged"))
-        for folder in (upper, work, merged):
-            folder.mkdir()
         layers = zip(("lowerdir", "upperdir", "workdir"), (self._world, upper, work))
         options = ",".join(f"{name}={_escape(path)}" for name, path in layers)
         kernel.mount("overlay", merged, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options + ",userxattr")
@@ -89,9 +96,8 @@ class BubblewrapSandbox:
         ready, ready_there = os.pipe()
         info, info_there = os.pipe()
         try:
-            merged = os.fspath(self._folder / "merged")
             view = _view(os.fspath(self._folder.parent), self._limits.tmp_bytes)
-            arguments = [bwrap, *view, "--bind", merged, os.fspath(ROOT), "--chdir", os.fspath(ROOT)]
+            arguments = [bwrap, *view, *self._binds(), "--chdir", os.fspath(self.root)]
             arguments += ["--remount-ro", "/", "--info-fd", "3", "--", *_HOLDER]
             wiring = [(hold, 0), (ready_there, 1), (log, 2), (info_there, 3)]
             # Above 3 first: a later dup2 must not overwrite an earlier source.
@@ -113,13 +119,24 @@ class BubblewrapSandbox:
             os.close(ready)
             os.close(info)
 
+    def _binds(self) -> list[str]:
+        """bwrap's arguments for the world, and for what this view has beside it."""
+        binds = ["--bind", os.fspath(self._folder / "merged"), os.fspath(self.root)]
+        for path in self._sees.shown:
+            binds += ["--ro-bind", os.fspath(path), os.fspath(path)]
+        for room in self._sees.rooms:
+            folder = self._folder / "rooms" / room.strip("/").replace("/", ":")
+            folder.mkdir(exist_ok=True)
+            binds += ["--bind", os.fspath(folder), room]
+        return binds
+
     def _start_server(self, deadline: float) -> None:
         spaces = {
             name: os.open(f"/proc/{self._child}/ns/{name}", os.O_RDONLY) for name in ("user", "pid", *_JOINED)
         }
         spaces["owner"] = kernel.owning_user_namespace(spaces["pid"])
         place = server_process.Place(
-            root=ROOT,
+            root=self.root,
             environment={**server_process.INSIDE, "HOME": "/tmp"},
             enter=functools.partial(_join, spaces, self._limits.processes),
             log=self._folder / "server.log",
@@ -190,6 +207,37 @@ class BubblewrapSandbox:
             self._frozen = frozen.FrozenWorld(lower=self._world, upper=self._folder / "upper")
         return self._frozen
 
+    def thaw(self, serve: Serve | None = None, view: View | None = None) -> None:
+        """Start a server over the world as it was frozen; nothing else of what ran before comes back.
+
+        Args:
+            serve: what to run; left out, the same as before.
+            view: what is seen inside from now on; left out, the same as before.
+        """
+        if self._frozen is None or self._closed:
+            raise SandboxError("start", "the sandbox is not frozen")
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise SandboxError("start", "bwrap not found")
+        self._serve, self._sees = serve or self._serve, view or self._sees
+        self.root = self._sees.root
+        if self._stream is not None:
+            self._stream.close()
+        self._server, self._server_exit, self._stream = -1, None, None
+        thawed, self._frozen = self._frozen, None
+        try:
+            if self._on_tmpfs:
+                flags = kernel.MS_REMOUNT | kernel.MS_NOSUID | kernel.MS_NODEV
+                kernel.mount("none", self._folder, None, flags)
+            self._start_place(bwrap, time.monotonic() + self._limits.start_s)
+        except BaseException as error:
+            with suppress(SandboxError):  # what does not die now is told by `close`
+                self.freeze()
+            self._frozen = thawed
+            if isinstance(error, OSError):
+                raise SandboxError("start", str(error)) from error
+            raise
+
     def close(self) -> None:
         """Kill everything inside, confirm it, remove mounts and folder."""
         if self._closed:
@@ -203,6 +251,7 @@ class BubblewrapSandbox:
             except OSError:  # not mounted (yet, or any more); what stays makes the removal below fail
                 continue
         try:
+            scratch.note(self._folder, "removed")
             scratch.remove_folder(self._folder)
         except OSError as error:
             raise SandboxError("close", str(error)) from error

@@ -20,17 +20,20 @@ class ProcessSandbox:
 
     kind = "process"
 
-    def __init__(self, world: Path, scratch_root: Path, serve: Serve, limits: Limits) -> None:
+    def __init__(
+        self, world: Path, scratch_root: Path, serve: Serve, limits: Limits, *, trial: str = ""
+    ) -> None:
         self._world, self._limits, self._serve = world, limits, serve
         self._stream: socket.socket | None = None
         self._server = -1
         self._server_exit: int | None = None
         self._frozen: FrozenWorld | None = None
         self._closed = False
-        self._folder = scratch.new_folder(scratch_root)
+        self._folder = scratch.new_folder(scratch_root, what=self.kind, trial=trial)
         self.root = self._folder / "world"
         try:
             self._start(time.monotonic() + limits.start_s)
+            scratch.note(self._folder, "confirmed")
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):
@@ -103,6 +106,19 @@ class ProcessSandbox:
             self._frozen = FrozenWorld(lower=self._world, root=self.root)
         return self._frozen
 
+    def thaw(self, serve: Serve | None = None) -> None:
+        """Start a server over the copy as it was frozen; left out, the same as before."""
+        if self._frozen is None or self._closed:
+            raise SandboxError("start", "the sandbox is not frozen")
+        self._serve = serve or self._serve
+        thawed, self._frozen = self._frozen, None
+        try:
+            self.restart()
+        except SandboxError:
+            self._kill("start")
+            self._frozen = thawed
+            raise
+
     def close(self) -> None:
         """Kill what is left and remove the copy."""
         if self._closed:
@@ -111,6 +127,7 @@ class ProcessSandbox:
         if self._stream is not None:
             self._stream.close()
         try:
+            scratch.note(self._folder, "removed")
             scratch.remove_folder(self._folder)
         except OSError as error:
             raise SandboxError("close", str(error)) from error
