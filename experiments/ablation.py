@@ -231,6 +231,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
             max_sessions=2 * config.max_running,
             threads=config.threads,
             device=config.device,
+            kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
         ) as machine:
             progress.note(machine.sandbox_line)
             runs = Runs(config, folder, given, machine, progress, begun)

@@ -3,16 +3,15 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import TimeoutExpired
 
-from system.engine import EngineClient, EngineError, start_embedded_engine
+from system.engine import EngineClient, EngineError, RunningEngine, start_embedded_engine
 from system.fleet import Fleet
-from system.fleet.local import WARM, LocalFleet
+from system.fleet.local import LocalFleet, warm_up
 from system.sandbox import choose_sandbox, reap
 
 
@@ -42,17 +41,40 @@ def machinery(
     max_sessions: int,
     threads: int,
     device: str,
+    kits: Collection[str] = ("brief",),
 ) -> Iterator[Machinery]:
-    """Starts the engine and the fleet side by side; at the end nothing of them is left.
+    """`machinery_with` the embedded engine.
 
     Args:
         policy: folder of the weights that the engine begins with.
         engine_log: the engine's own record of what it sampled.
-        sandbox: auto, bubblewrap or process.
+        sandbox, kits: as there.
         max_context: longest trajectory.
         max_sessions: trajectories that the engine keeps cached.
         threads: of torch, in the engine.
         device: of the engine.
+    """
+
+    def start(socket_path: Path) -> RunningEngine:
+        return start_embedded_engine(
+            policy, socket_path, engine_log, max_context, max_sessions, threads, device
+        )
+
+    with machinery_with(start, policy=policy, sandbox=sandbox, kits=kits) as machine:
+        yield machine
+
+
+@contextmanager
+def machinery_with(
+    start_engine: Callable[[Path], RunningEngine], *, policy: Path, sandbox: str, kits: Collection[str]
+) -> Iterator[Machinery]:
+    """Starts an engine and the fleet side by side; at the end nothing of them is left.
+
+    Args:
+        start_engine: starts it on a socket, or finds one that runs.
+        policy: folder whose chat template and tokenizer the trials use.
+        sandbox: auto, bubblewrap or process.
+        kits: tools that the parent of the trials loads, of `system.fleet.office.KITS`.
     """
     root = Path(tempfile.gettempdir()) / f"bartleby-{os.getuid()}"
     remove_dead_runs(root)
@@ -61,15 +83,13 @@ def machinery(
         own.mkdir(parents=True)
         root.chmod(0o700)
         stack.callback(remove, own)
-        socket_path = own / "engine.sock"
         # The pool stays open to the end: the engine dies with the thread that started it.
         pool = stack.enter_context(ThreadPoolExecutor())
         chosen = pool.submit(choose_sandbox, sandbox)
-        warm = (*WARM, f"system.trial:load_chat={policy.resolve()}")
-        fleet = pool.submit(LocalFleet, own / "trials", warm=warm)
-        engine = pool.submit(
-            start_embedded_engine, policy, socket_path, engine_log, max_context, max_sessions, threads, device
+        fleet = pool.submit(
+            LocalFleet, own / "trials", warm=warm_up(kits, policy=policy), temporary=own / "tmp"
         )
+        engine = pool.submit(start_engine, own / "engine.sock")
         stack.callback(lambda: fleet.exception() or fleet.result().close())
         stack.callback(lambda: engine.exception() or engine.result().close())
         client = engine.result().client()
@@ -78,16 +98,15 @@ def machinery(
         try:
             yield Machinery(
                 engine=client,
-                engine_socket=socket_path,
+                engine_socket=Path(engine.result().socket_path),
                 fleet=fleet.result(),
                 sandbox=kind,
                 sandbox_line=line,
                 scratch=own,
             )
         except Exception as error:
-            with suppress(TimeoutExpired):
-                code = engine.result().process.wait(0.5)
-                raise EngineError(f"engine must be running, got exit code {code}") from error
+            if fault := engine.result().fault(0.5):
+                raise EngineError(fault) from error
             raise
 
 

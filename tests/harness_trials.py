@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,12 @@ def sleep(root: Path, seconds: int) -> str:
     return "awake"
 
 
+def temporary(root: Path) -> str:
+    """Where a temporary file would lie, and whether one can."""
+    with tempfile.NamedTemporaryFile() as file:
+        return str(Path(file.name).parent)
+
+
 def flood(root: Path, millions: int) -> str:
     """Answer with so many million characters."""
     return "x" * (millions * 1_000_000)
@@ -56,7 +63,7 @@ def flood(root: Path, millions: int) -> str:
 
 def fragile() -> dict[str, Tool]:
     """Tools that break."""
-    offered = (tool(peek, reads=True), tool(poke), tool(sleep, limit_s=None), tool(flood))
+    offered = (tool(peek, reads=True), tool(poke), tool(sleep, limit_s=None), tool(flood), tool(temporary))
     return {one.name: one for one in offered}
 
 

@@ -313,6 +313,12 @@ def test_a_result_too_long_for_the_wire_is_told(run, tasks):
     assert result["answers"][0][1] is True and result["answers"][1] == ["poke 1", False]
 
 
+@both_kinds
+def test_a_tools_temporary_files_go_with_its_trial(run, tasks, kind):
+    ((place, error),) = fragile(run, tasks, ("temporary", {}), sandbox=kind)["answers"]
+    assert not error and (place == "/tmp" if kind == "bubblewrap" else "/scratch0/trial-" in place)
+
+
 def test_a_missing_tool_ends_the_trial_before_the_agent_begins(run, tasks):
     result = fragile(run, tasks, ("poke", {}), expected=["poke", "read_sheet", "list_mail"])
     assert result["answers"] == [["NotReady", "tools missing: list_mail, read_sheet"]]

@@ -3,7 +3,7 @@
 This file, `request.py` and `client.py` never import torch: trial processes use them after a fork.
 """
 
-from system.engine.client import EngineClient, EngineHandle, start_embedded_engine
+from system.engine.client import EngineClient, EngineHandle, OtherEngine, RunningEngine, start_embedded_engine
 from system.engine.request import Completion, Engine, EngineError, FinishReason, GenerateRequest
 
 __all__ = [
@@ -14,5 +14,7 @@ __all__ = [
     "EngineHandle",
     "FinishReason",
     "GenerateRequest",
+    "OtherEngine",
+    "RunningEngine",
     "start_embedded_engine",
 ]

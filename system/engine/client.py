@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from system.engine.request import Completion, EngineError, GenerateRequest
 
@@ -119,6 +119,56 @@ class EngineClient:
         return b"".join(parts)
 
 
+class RunningEngine(Protocol):
+    """An engine that listens, and whoever is in charge of it."""
+
+    @property
+    def socket_path(self) -> str: ...
+
+    def client(self) -> EngineClient:
+        """A client of this engine."""
+        ...
+
+    def fault(self, timeout_s: float) -> str:
+        """Why it does not run any more, in one line; "" while it does, after waiting so long to see it end."""
+        ...
+
+    def close(self) -> None:
+        """End it, where it is ours to end."""
+        ...
+
+
+class OtherEngine:
+    """An engine that somebody else started, and ends. Example: `OtherEngine("/tmp/engine.sock")`.
+
+    Raises:
+        EngineError: nobody listens there.
+    """
+
+    def __init__(self, socket_path: str | os.PathLike[str]) -> None:
+        self.socket_path = str(socket_path)
+        if fault := self.fault(0.0):
+            raise EngineError(fault)
+
+    def client(self) -> EngineClient:
+        """A client of this engine."""
+        return EngineClient(self.socket_path)
+
+    def fault(self, timeout_s: float) -> str:
+        """Why nobody answers there, or ""."""
+        client = self.client()
+        try:
+            client.stats()
+        except OSError as error:
+            return f"engine must listen at {self.socket_path}, got {type(error).__name__}: {error}"
+        finally:
+            client.close()
+        return ""
+
+    def close(self) -> None:
+        """It is not ours to end."""
+
+
 class EngineHandle:
     """A running engine process; dies with the process that started it."""
 
@@ -134,6 +184,13 @@ class EngineHandle:
     def alive(self) -> bool:
         """Whether the process still runs."""
         return self.process.poll() is None
+
+    def fault(self, timeout_s: float) -> str:
+        """With what code the process ended, if it does within so long."""
+        try:
+            return f"engine must be running, got exit code {self.process.wait(timeout_s)}"
+        except subprocess.TimeoutExpired:
+            return ""
 
     def close(self) -> None:
         """Stop the process and wait for it; running requests get an abort reply."""

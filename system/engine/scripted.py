@@ -58,18 +58,18 @@ class ScriptedEngine:
         version: int = 0,
         note: Note | None = None,
     ) -> None:
-        self.path, self._reader, self._chat = path, Reader(chat), chat
+        self.socket_path, self._reader, self._chat = str(path), Reader(chat), chat
         self._write, self._logprob, self._version, self._note = write, logprob, version, note
         self._scripts: dict[str, Script] = {}
         self._streams: set[socket.socket] = set()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listening.bind(str(path))
+        self._listening.bind(self.socket_path)
         self._listening.listen(1024)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def client(self) -> EngineClient:
         """A client of this engine."""
-        return EngineClient(self.path)
+        return EngineClient(self.socket_path)
 
     def fault(self, timeout_s: float) -> str:
         """Why it does not run: it ends with this process only."""
@@ -83,7 +83,7 @@ class ScriptedEngine:
             except OSError:  # the other end was faster
                 continue
         self._listening.close()
-        self.path.unlink(missing_ok=True)
+        Path(self.socket_path).unlink(missing_ok=True)
 
     def __enter__(self) -> ScriptedEngine:
         return self

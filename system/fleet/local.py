@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,15 @@ from system.fleet import FleetError
 from system.sandbox import clean_environment, reap
 
 TARGET = "system.trial:run_trial"
-WARM = ("system.fleet.office:load",)
+
+
+def warm_up(kits: Iterable[str], *, policy: Path | None = None) -> tuple[str, ...]:
+    """What the parent of the trials loads for tools of these kits, and for a policy's chat."""
+    chat = () if policy is None else (f"system.trial:load_chat={policy.resolve()}",)
+    return (*(f"system.fleet.office:load={kit}" for kit in kits), *chat)
+
+
+WARM = warm_up(("brief",))
 
 
 class LocalFleet:
@@ -30,10 +38,17 @@ class LocalFleet:
         warm: "module:function" or "module:function=argument", each called once by the parent, so that no trial has
             to pay for what they load.
         grace_s: a trial is killed this long after its own deadlines (`lifetime_s`).
+        temporary: folder of the temporary files of the trials; the machine's if None.
     """
 
     def __init__(
-        self, scratch: Path, *, target: str = TARGET, warm: Sequence[str] = WARM, grace_s: float = 5.0
+        self,
+        scratch: Path,
+        *,
+        target: str = TARGET,
+        warm: Sequence[str] = WARM,
+        grace_s: float = 5.0,
+        temporary: Path | None = None,
     ) -> None:
         if not grace_s >= 0:
             raise ValueError(f"grace_s must not be negative, got {grace_s}")
@@ -47,6 +62,10 @@ class LocalFleet:
             "grace_s": grace_s,
             "driver": os.getpid(),
         }
+        self._environment = clean_environment()
+        if temporary is not None:
+            temporary.mkdir(parents=True, exist_ok=True)
+            self._environment["TMPDIR"] = os.fspath(temporary.resolve())
         self._running: set[str] = set()
         self._results: list[dict[str, Any]] = []
         self._closed = False
@@ -139,7 +158,7 @@ class LocalFleet:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=clean_environment(),
+                env=self._environment,
                 pass_fds=[there.fileno()],
                 start_new_session=True,
             )

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -64,6 +65,7 @@ def become_server(serve: Serve, stream: int, place: Place, limits: Limits) -> No
         _keep_only(stream)
         _limit(limits)
         kernel.forget_environment(place.environment)
+        tempfile.tempdir = None  # what an ancestor found is not where temporary files belong here
         kernel.hide_memory()
         os.write(_STREAM, _UP)
         serve(_STREAM, place.root)
