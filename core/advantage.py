@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from .segment import Moment, dense, moment
-from .shapes import PerRollout, PerToken, check_bool, check_integer, check_one_axis, check_one_shape
+from .shapes import (
+    PerRollout,
+    PerToken,
+    check_bool,
+    check_float,
+    check_integer,
+    check_one_axis,
+    check_one_shape,
+)
 
 
 class GroupAdvantage(NamedTuple):
@@ -122,6 +130,7 @@ def whitened_per_group(
 ) -> PerToken:
     """`whitened` within every group of its own; entries that share a `group_id` share mean and std."""
     _check_epsilon(epsilon)
+    check_float(value=value)
     check_bool(loss_mask=loss_mask)
     check_integer(group_id=group_id)
     check_one_axis("T", value=value, loss_mask=loss_mask, group_id=group_id)
@@ -143,6 +152,7 @@ def token_advantage(advantage: PerRollout, rollout_index: PerToken, loss_mask: P
         ValueError: if a trained token has an index that is not one of the rollouts. Under torch.compile, where
             nothing can be raised, its advantage is NaN.
     """
+    check_float(advantage=advantage)
     check_bool(loss_mask=loss_mask)
     check_integer(rollout_index=rollout_index)
     check_one_shape(rollout_index=rollout_index, loss_mask=loss_mask)
@@ -164,6 +174,7 @@ def _group(
     """What every rollout sees of the valid rewards of its group, and whether it has a signal."""
     if not tolerance >= 0:
         raise ValueError(f"tolerance must not be negative, got {tolerance}")
+    check_float(reward=reward)
     check_bool(valid=valid)
     check_integer(group_id=group_id)
     check_one_axis("N", reward=reward, valid=valid, group_id=group_id)

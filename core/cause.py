@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .shapes import PerToken, check_bool, check_integer, check_one_axis
+from .shapes import PerToken, check_bool, check_float, check_integer, check_one_axis, check_record
 
 
 class TokenFact(NamedTuple):
@@ -91,18 +91,28 @@ UNKNOWN = -1
 def found(evidence: Evidence, *, min_share: float) -> Tensor:
     """Which of CAUSES, apart from precision, explain at least `min_share` of the gap: bool; none in a healthy step."""
     check_share(min_share=min_share)
+    _check_evidence(evidence)
     share = torch.stack(list(evidence))
     return (share >= min_share) & (torch.arange(len(share), device=share.device) != PRECISION)
 
 
 def ranked(evidence: Evidence) -> Tensor:
     """Indices into CAUSES, largest share first; equal shares in the order of CAUSES, NaN as 0."""
+    _check_evidence(evidence)
     return torch.stack(list(evidence)).nan_to_num(0.0).argsort(descending=True, stable=True)
+
+
+def _check_evidence(evidence: Evidence) -> None:
+    check_record(Evidence, evidence=evidence)
+    check_float(**evidence._asdict())
 
 
 def check_facts(fact: TokenFact, alternative: Alternative) -> None:
     """Refuse facts of different shapes or kinds, and a step without a token."""
+    check_record(TokenFact, fact=fact)
+    check_record(Alternative, alternative=alternative)
     given = {name: a for name, a in alternative._asdict().items() if a is not None}
+    check_float(logprob=fact.logprob, rollout_logprob=fact.rollout_logprob, entropy=fact.entropy, **given)
     check_one_axis("T", **fact._asdict(), **given)
     check_bool(loss_mask=fact.loss_mask)
     check_integer(**{name: fact._asdict()[name] for name in TokenFact._fields[4:]})

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from .shapes import check_one_shape
+from .shapes import check_float, check_one_shape
 from .surrogate import anchored, check_positive, check_shapes
 
 _SMALLEST_TAIL = 1e-6
@@ -81,6 +81,7 @@ def _head_coefficient(log_p: Tensor, log_q: Tensor, max_ratio: float) -> Tensor:
 
 
 def _check_head(logprob: Tensor, head_logprob: Tensor, head_rollout_logprob: Tensor) -> None:
+    check_float(head_logprob=head_logprob, head_rollout_logprob=head_rollout_logprob)
     check_one_shape(head_logprob=head_logprob, head_rollout_logprob=head_rollout_logprob)
     if head_logprob.shape[:-1] != logprob.shape or head_logprob.ndim != logprob.ndim + 1:
         raise ValueError(

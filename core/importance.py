@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from .segment import dense, per_segment
-from .shapes import PerToken, check_integer, check_one_axis, check_one_shape
+from .shapes import (
+    PerToken,
+    check_bool,
+    check_float,
+    check_integer,
+    check_one_axis,
+    check_one_shape,
+    check_record,
+)
 from .surrogate import TokenLoss, check_bounds, check_positive, check_shapes, detached_log_ratio
 
 
@@ -105,6 +113,9 @@ def reweighted(loss: TokenLoss, importance_weight: Tensor) -> TokenLoss:
         loss: from `core.loss_old`, say.
         importance_weight: detached here; not read where the loss trains nothing.
     """
+    check_record(TokenLoss, loss=loss)
+    check_float(value=loss.value, slope=loss.slope, importance_weight=importance_weight)
+    check_bool(out_of_region=loss.out_of_region)
     check_one_shape(value=loss.value, importance_weight=importance_weight)
     trained = loss.slope != 0
     weight = torch.where(trained, importance_weight.detach(), 1.0).to(loss.value.dtype)

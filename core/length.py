@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .segment import dense, per_segment
-from .shapes import PerRollout, check_bool, check_integer, check_one_axis
+from .shapes import PerRollout, check_bool, check_float, check_integer, check_one_axis
 
 
 def length_penalised_reward(
@@ -121,6 +121,7 @@ def _penalised(
 ) -> PerRollout:
     """The reward less what its tokens cost: for each name how many they are, and the price of one."""
     tokens = {name: count for name, (count, _) in priced.items()}
+    check_float(reward=reward)
     check_bool(solved=solved, valid=valid)
     check_integer(**tokens, group_id=group_id)
     check_one_axis("N", reward=reward, solved=solved, **tokens, valid=valid, group_id=group_id)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .shapes import Head, Hidden, PerToken
+from .shapes import Head, Hidden, PerToken, check_float, check_integer, check_tensor
 from .shard import (
     Shard,
     Sums,
@@ -70,7 +70,7 @@ def token_logprob(
         shard: `core.shard.WHOLE`, or the part of the vocabulary that `head` holds.
     """
     _check(hidden, head, label, temperature, chunk)
-    return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label, temperature, chunk, shard))  # pyright: ignore[reportUnknownMemberType]
+    return TokenLogprob(*_ChunkedLogprob.apply(hidden, head, label.long(), temperature, chunk, shard))  # pyright: ignore[reportUnknownMemberType]
 
 
 def head_gradient(
@@ -103,6 +103,7 @@ def head_gradient(
         fuse: `torch.compile`, or the identity.
     """
     _check(hidden, head, label, temperature, chunk)
+    check_tensor(**{f"field {index}": one for index, one in enumerate(field)})
     wide = torch.promote_types(hidden.dtype, torch.float32)
     grad_hidden = torch.empty_like(hidden)
     grad_head = (torch.empty if len(label) else torch.zeros)(head.shape, dtype=wide, device=head.device)
@@ -113,7 +114,7 @@ def head_gradient(
     with torch.no_grad():
         for start in range(0, len(label), chunk):
             part = slice(start, start + chunk)
-            place = label[part] - shard.first_id
+            place = label[part].long() - shard.first_id
             logits = _product(hidden[part], head.T, out=space[: len(place)])
             sums = shard.combine(sum_up(logits, hidden[part], head, place, temperature))
             own = [x[part] for x in field]
@@ -213,6 +214,10 @@ def _check(hidden: Hidden, head: Head, label: PerToken, temperature: float, chun
         raise ValueError(f"temperature must be positive, got {temperature}")
     if chunk < 1:
         raise ValueError(f"chunk must be positive, got {chunk}")
+    check_float(hidden=hidden, head=head)
+    check_integer(label=label)
+    if hidden.dtype != head.dtype:
+        raise ValueError(f"hidden and head must have one dtype, got {[hidden.dtype, head.dtype]}")
     if not (hidden.ndim == head.ndim == 2 and hidden.shape[1] == head.shape[1]):
         raise ValueError(
             f"hidden [T, H] and head [V, H] must agree on H, got {[tuple(hidden.shape), tuple(head.shape)]}"

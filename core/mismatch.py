@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .shapes import check_bool, check_one_shape
+from .shapes import check_float, check_record
+from .surrogate import check_shapes
 
 
 class MismatchSums(NamedTuple):
@@ -69,8 +70,7 @@ def mismatch_sums(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -
     Raises:
         ValueError: if the three differ in shape, or the mask is not bool.
     """
-    check_one_shape(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
-    check_bool(loss_mask=loss_mask)
+    check_shapes(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     usable = _usable(logprob, rollout_logprob, loss_mask)
     trainer = torch.where(usable, logprob, 0.0).detach().to(dtype)
@@ -97,11 +97,16 @@ def mismatch_sums(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -
 
 def add_sums(one: MismatchSums, other: MismatchSums) -> MismatchSums:
     """The sums of two parts together."""
+    check_record(MismatchSums, one=one, other=other)
+    check_float(**one._asdict())
+    check_float(**other._asdict())
     return MismatchSums(*(a + b for a, b in zip(one, other, strict=True)))
 
 
 def mismatch(sums: MismatchSums) -> Mismatch:
     """Means of what was summed; NaN, not 0, where there was no token."""
+    check_record(MismatchSums, sums=sums)
+    check_float(**sums._asdict())
     count = torch.where(sums.token_count > 0, sums.token_count, torch.nan)
     return Mismatch(
         absolute=sums.absolute / count,
@@ -120,6 +125,8 @@ def is_healthy(gap: Mismatch, *, bound: float) -> Tensor:
     """Whether the mean of |d| stays below the bound (the article's is 0.03): bool; False where there was no token."""
     if not 0 < bound < math.inf:
         raise ValueError(f"bound must be positive and finite, got {bound}")
+    check_record(Mismatch, gap=gap)
+    check_float(absolute=gap.absolute)
     return gap.absolute < bound
 
 
@@ -143,8 +150,7 @@ def worst_tokens(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor, *,
     Raises:
         ValueError: as `mismatch_sums`, or if count does not lie between 1 and the number of entries.
     """
-    check_one_shape(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
-    check_bool(loss_mask=loss_mask)
+    check_shapes(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
     if not 1 <= count <= loss_mask.numel():
         raise ValueError(f"count must lie between 1 and {loss_mask.numel()}, got {count}")
     usable = _usable(logprob, rollout_logprob, loss_mask).flatten()

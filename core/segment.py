@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .shapes import PerToken, check_integer, check_one_axis
+from .shapes import PerToken, check_bool, check_float, check_integer, check_one_axis
 
 
 def dense(ids: PerToken) -> PerToken:
@@ -44,17 +44,18 @@ def segment_sum(value: PerToken, place: PerToken) -> Tensor:
         place: of every token, from `dense`.
 
     Raises:
-        ValueError: if the two are not tensors of one shape [T].
+        ValueError: if the two are not tensors of one shape [T], or place is not integer.
     """
+    check_integer(place=place)
     check_one_axis("T", value=value, place=place)
     floats = value.is_floating_point()
     wide = value.to(torch.promote_types(value.dtype, torch.float32) if floats else torch.int64)
-    return torch.zeros_like(wide).index_add(0, place, wide)
+    return torch.zeros_like(wide).index_add(0, place.long(), wide)
 
 
 def per_segment(value: PerToken, place: PerToken) -> PerToken:
     """For every token the sum over all tokens that share its place."""
-    return segment_sum(value, place)[place]
+    return segment_sum(value, place)[place.long()]
 
 
 class Moment(NamedTuple):
@@ -87,6 +88,11 @@ def moment(value: PerToken, counted: PerToken, place: PerToken) -> Moment:
         counted: bool.
         place: of every token, from `dense`.
     """
+    check_float(value=value)
+    check_bool(counted=counted)
+    check_integer(place=place)
+    check_one_axis("T", value=value, counted=counted, place=place)
+    place = place.long()
     value = torch.where(counted, value, 0).to(torch.promote_types(value.dtype, torch.float32))
     size = per_segment(counted, place)
     empty = value.new_full(value.shape, torch.inf)

@@ -27,8 +27,25 @@ Head = Annotated[Tensor, "V H"]
 """The weight of the output layer."""
 
 
+def check_tensor(**tensors: object) -> None:
+    """Refuse what is no tensor: None, a number, a list, an array of another library."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            got = None if tensor is None else type(tensor).__name__
+            raise ValueError(f"{name} must be a tensor, got {got}")
+
+
+def check_record(kind: type[object], **records: object) -> None:
+    """Refuse what is no record of that kind, such as a bare tensor or None."""
+    for name, record in records.items():
+        if not isinstance(record, kind):
+            got = None if record is None else type(record).__name__
+            raise ValueError(f"{name} must be of type {kind.__name__}, got {got}")
+
+
 def check_one_axis(axis: str, **tensors: Tensor) -> None:
     """Refuse tensors that do not share one shape of one axis, of which `axis` is the letter."""
+    check_tensor(**tensors)
     shapes = [tuple(tensor.shape) for tensor in tensors.values()]
     if len(shapes[0]) != 1 or any(shape != shapes[0] for shape in shapes):
         *names, last = tensors
@@ -39,6 +56,7 @@ def check_one_axis(axis: str, **tensors: Tensor) -> None:
 
 def check_one_shape(**tensors: Tensor) -> None:
     """Refuse tensors that do not share one shape, whatever it is."""
+    check_tensor(**tensors)
     shapes = [tuple(tensor.shape) for tensor in tensors.values()]
     if any(shape != shapes[0] for shape in shapes):
         *names, last = tensors
@@ -47,13 +65,23 @@ def check_one_shape(**tensors: Tensor) -> None:
 
 def check_bool(**tensors: Tensor) -> None:
     """Refuse a mask that is not bool: ones and zeros would be indices where True and False select."""
+    check_tensor(**tensors)
     for name, tensor in tensors.items():
         if tensor.dtype != torch.bool:
             raise ValueError(f"{name} must be bool, got {tensor.dtype}")
 
 
+def check_float(**tensors: Tensor) -> None:
+    """Refuse numbers that are not floating point: whole ones cannot say what is missing, and have no gradient."""
+    check_tensor(**tensors)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+
+
 def check_integer(**tensors: Tensor) -> None:
     """Refuse ids that are not integers: rounding could make two of them one."""
+    check_tensor(**tensors)
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             raise ValueError(f"{name} must be an integer tensor, got {tensor.dtype}")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .shapes import check_bool, check_one_shape
+from .shapes import check_bool, check_float, check_one_shape
 
 
 class TokenLoss(NamedTuple):
@@ -93,7 +93,8 @@ def score_form(token: AnchoredToken, coefficient: Tensor, *, out_of_region: Tens
 
 
 def check_shapes(*, loss_mask: Tensor, **others: Tensor) -> None:
-    """Refuse a mask that is not bool and arguments that do not have one shape."""
+    """Refuse a mask that is not bool, others that are not floating point, and arguments not of one shape."""
+    check_float(**others)
     check_bool(loss_mask=loss_mask)
     check_one_shape(**others, loss_mask=loss_mask)
 

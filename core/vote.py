@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from .segment import dense, segment_sum
-from .shapes import PerRollout, PerRow, check_bool, check_integer, check_one_axis
+from .shapes import PerRollout, PerRow, check_bool, check_float, check_integer, check_one_axis
 
 
 class RolloutVote(NamedTuple):
@@ -41,6 +41,7 @@ def rollout_vote(reward: PerRow, valid: PerRow, group_id: PerRow, rollout_id: Pe
         ValueError: if rows of one rollout disagree; the message names it, and says inf of a row without a
             valid reward. Under torch.compile, where nothing can be raised, such a rollout is not valid.
     """
+    check_float(reward=reward)
     check_bool(valid=valid)
     check_integer(group_id=group_id, rollout_id=rollout_id)
     check_one_axis("B", reward=reward, valid=valid, group_id=group_id, rollout_id=rollout_id)

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from core.check import check_count, check_whole
-from core.shapes import check_bool, check_integer, check_one_axis, check_one_shape
+from core.shapes import (
+    check_bool,
+    check_float,
+    check_integer,
+    check_one_axis,
+    check_one_shape,
+    check_record,
+    check_tensor,
+)
 from core.surrogate import (
     anchored,
     check_bounds,
@@ -151,3 +159,14 @@ def test_checks_of_kinds_let_masks_and_ids_through(dtype: torch.dtype) -> None:
     tensor = torch.zeros(2, dtype=dtype)
     assert refuses(lambda: check_bool(loss_mask=tensor)) != (dtype == torch.bool)
     assert refuses(lambda: check_integer(row_id=tensor)) != (dtype in (torch.int64, torch.int32))
+    assert refuses(lambda: check_float(logprob=tensor)) != (dtype in (torch.float32, torch.float64))
+
+
+@pytest.mark.parametrize("other", [None, 0.5, [0.5], torch.zeros(2).numpy(), torch.zeros(2)], ids=type)
+def test_checks_of_kinds_refuse_what_is_no_tensor(other: object) -> None:
+    assert refuses(lambda: check_tensor(logprob=other)) != isinstance(other, Tensor)
+
+
+def test_a_record_is_told_by_its_kind() -> None:
+    assert not refuses(lambda: check_record(tuple, one=(1,), other=()))
+    assert refuses(lambda: check_record(tuple, one=(1,), other=[1]))

@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 
-from core.shapes import check_one_axis, check_one_shape
+from core.shapes import check_float, check_one_axis, check_one_shape, check_record, check_tensor
 
 ONE, TWO, FLAT = torch.zeros(1), torch.zeros(2), torch.zeros(2, 1)
 
@@ -35,3 +35,24 @@ def test_tensors_of_one_shape_pass():
     check_one_axis("T", a=TWO, b=TWO)
     check_one_shape(a=FLAT, b=FLAT)
     check_one_shape(a=FLAT)
+
+
+@pytest.mark.parametrize(
+    ("other", "got"), [(None, "None"), (0.5, "float"), ([0.5, 0.5], "list"), (TWO.numpy(), "ndarray")]
+)
+@pytest.mark.parametrize("check", [check_tensor, check_float, check_one_shape])
+def test_what_is_no_tensor_is_refused_by_its_type(check, other, got):
+    with pytest.raises(ValueError, match=f"^b must be a tensor, got {got}$"):
+        check(a=TWO, b=other)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_whole_and_complex_numbers_are_not_floating_point(dtype):
+    with pytest.raises(ValueError, match=f"^b must be a floating-point tensor, got {dtype}$"):
+        check_float(a=TWO, b=TWO.to(dtype))
+
+
+@pytest.mark.parametrize(("other", "got"), [(None, "None"), (TWO, "Tensor"), ([], "list")])
+def test_what_is_no_record_is_refused_by_its_type(other, got):
+    with pytest.raises(ValueError, match=f"^b must be of type tuple, got {got}$"):
+        check_record(tuple, a=(), b=other)
