@@ -37,7 +37,14 @@ class BubblewrapSandbox:
     kind = "bubblewrap"
 
     def __init__(
-        self, world: Path, scratch_root: Path, serve: Serve, limits: Limits, view: View | None = None
+        self,
+        world: Path,
+        scratch_root: Path,
+        serve: Serve,
+        limits: Limits,
+        view: View | None = None,
+        *,
+        trial: str = "",
     ) -> None:
         self._world, self._limits, self._serve, self._sees = world, limits, serve, view or View()
         self.root = self._sees.root
@@ -251,7 +258,6 @@ class BubblewrapSandbox:
             except OSError:  # not mounted (yet, or any more); what stays makes the removal below fail
                 continue
         try:
-            scratch.note(self._folder, "removed")
             scratch.remove_folder(self._folder)
         except OSError as error:
             raise SandboxError("close", str(error)) from error

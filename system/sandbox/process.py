@@ -127,7 +127,6 @@ class ProcessSandbox:
         if self._stream is not None:
             self._stream.close()
         try:
-            scratch.note(self._folder, "removed")
             scratch.remove_folder(self._folder)
         except OSError as error:
             raise SandboxError("close", str(error)) from error

@@ -1,4 +1,9 @@
-"""Folders of running trials, written down before they are made, so that a killed run can be cleared away."""
+"""What running trials have made, written down before it is made, so that a killed run can be cleared away.
+
+Each sandbox has a folder and beside it a journal, `<folder>.json`, to which lines are added: "intent" (what will be
+made, where, for which trial, by which process) before anything is made, "confirmed" once it is up, "removed" once
+all of it but the folder is gone. The journal itself goes last; one that is there may have something behind it.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +13,103 @@ import shutil
 import signal
 import socket
 import stat
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from . import kernel
 
+REMOTE = ("modal",)
+"""Kinds of which something lies on another machine, where only their own service can remove it."""
 
-def new_folder(root: Path) -> Path:
-    """Make a folder below root for one sandbox of this process; its entry `<name>.json` is written first."""
+
+def new_folder(root: Path, *, what: str = "", trial: str = "", **more: Any) -> Path:
+    """Make a folder below root for one sandbox of this process; its journal is begun before.
+
+    Args:
+        what: the kind of the sandbox.
+        trial: whose it is.
+        more: where the rest of it will be, for whoever has to remove it.
+    """
     root.mkdir(parents=True, exist_ok=True)
-    folder = root / f"trial-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     pid = os.getpid()
-    entry = {"pid": pid, "start": _start_time(pid), "boot": _boot(), "host": socket.gethostname()}
-    with open(_entry_of(folder), "x") as file:
-        json.dump(entry, file)
+    folder = root / f"trial-{pid}-{uuid.uuid4().hex[:8]}"
+    owner = {"pid": pid, "start": _start_time(pid), "boot": _boot(), "host": socket.gethostname()}
+    intent = {"event": "intent", "what": what, "where": os.fspath(folder), "trial": trial, **owner, **more}
+    _add_line(_journal_of(folder), intent, os.O_EXCL | os.O_CREAT, sync=what in REMOTE)
     folder.mkdir(mode=0o700)
     return folder
 
 
+def note(folder: Path, event: str, *, sync: bool = False, **facts: Any) -> None:
+    """Add a line to the journal of a folder: a further "intent", "confirmed", "removed".
+
+    Args:
+        sync: wait for the disk as well, because what is noted outlives this machine.
+    """
+    _add_line(_journal_of(folder), {"event": event, **facts}, 0, sync=sync)
+
+
+def _add_line(journal: Path, line: dict[str, Any], flags: int, *, sync: bool) -> None:
+    """In one write, which is in the kernel's hands when this returns."""
+    fd = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, 0o600)
+    try:
+        os.write(fd, json.dumps({"time": round(time.time(), 3), **line}).encode() + b"\n")
+        if sync:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def journal_of(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a folder's journal; [] if it is gone."""
+    try:
+        text = _journal_of(folder).read_text()
+    except FileNotFoundError:
+        return []
+    lines = []
+    for line in text.splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # killed while writing it, so before what it says was begun
+            continue
+    return lines
+
+
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of `new_folder` and then its entry. Raises OSError if something stays."""
+    """Remove a folder of `new_folder`, say so, then remove its journal. Raises OSError if something stays."""
     if folder.exists():
         shutil.rmtree(folder, onerror=_open_up)
-    _entry_of(folder).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # a reaper was at it
+        note(folder, "removed")
+        _journal_of(folder).unlink()
+
+
+def abandoned(root: Path) -> list[Path]:
+    """Folders whose owner is dead and of which something may be left on another machine."""
+    found = [
+        journal.with_suffix("") for journal in sorted(root.glob("trial-*.json")) if _owner_is_dead(journal)
+    ]
+    return [folder for folder in found if _is_remote(folder)]
+
+
+def _is_remote(folder: Path) -> bool:
+    lines = journal_of(folder)
+    return any(line.get("what") in REMOTE for line in lines) and lines[-1]["event"] != "removed"
 
 
 def reap(root: Path) -> list[str]:
     """Kill the processes and remove the mounts and folders of dead owners; the names of the folders.
 
-    An entry written on another host is left alone: nothing can be known about its owner.
+    A journal written on another host is left alone: nothing can be known about its owner. So is one of a sandbox
+    elsewhere (`abandoned`): that is asked for first.
     """
     removed = []
     for entry in sorted(root.glob("trial-*.json")) if root.is_dir() else []:
         folder = entry.with_suffix("")
-        if not _owner_is_dead(entry):
+        if not _owner_is_dead(entry) or _is_remote(folder):
             continue
         try:
             _kill_inside(folder)
@@ -56,17 +124,17 @@ def reap(root: Path) -> list[str]:
     return removed
 
 
-def _entry_of(folder: Path) -> Path:
+def _journal_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".json")
 
 
-def _owner_is_dead(entry: Path) -> bool:
+def _owner_is_dead(journal: Path) -> bool:
     try:
-        owner = json.loads(entry.read_text())
+        owner = json.loads(journal.read_text().partition("\n")[0])
     except FileNotFoundError:  # removed by its owner meanwhile
         return False
-    except ValueError:  # killed while writing it, so before the folder was made
-        return True
+    except ValueError:  # it is being written, or its owner was killed at that, before the folder was made
+        return _start_time(int(journal.name.split("-")[1])) == -1
     if owner["host"] != socket.gethostname():
         return False
     return owner["boot"] != _boot() or owner["start"] != _start_time(owner["pid"])
