@@ -4,31 +4,27 @@ An arm is a value: its rules for weights, loss and advantage. Seeds, tasks, thei
 same for all arms. `ablate_aggregation.py` declares three arms and calls `run` here.
 """
 
-import io
 import json
 import math
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, redirect_stderr
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import combinations, takewhile
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import command
 import torch
-import tyro
 
 from core.advantage import group_mean_advantage
 from core.aggregate import token_mean_weight
 from core.counter import counter_hash
 from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
-from system.engine import EngineError
-from system.fleet import FleetError
 from system.journal import Journal
 from system.loop import AdvantageFunction, Crew, Loop
 from system.model import config_from_huggingface
@@ -40,7 +36,7 @@ from system.record.report import token_pieces, write_report
 from system.record.summary import arm_summary, comparisons
 from system.record.table import print_summary
 from system.run import Machinery, RunError, machinery
-from system.sandbox import SandboxError, choose_sandbox
+from system.sandbox import choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
 from system.verify.checks import read_checks
 from system.world.apex import refuse_to_train
@@ -166,34 +162,12 @@ class Arm(NamedTuple):
     advantage: AdvantageFunction = partial(group_mean_advantage, tolerance=1e-6)
 
 
-def command_line(script: str, main: Callable[[Any], Any], config: type[Config]) -> None:
-    """Runs a script: one line and exit code 2 for what the user can put right, 1 if the run broke, 130 after Ctrl-C."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the end of a job is as clean as Ctrl-C
-    try:
-        main(options(script, config, about=sys.modules[main.__module__].__doc__ or ""))
-    except (ValueError, FileNotFoundError, SandboxError) as error:
-        print(f"{script}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except (RunError, EngineError, FleetError, TrainerError, OSError) as error:
-        print(f"{script}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print(f"{script}: stopped; `python -m system.record.report RUN` shows what there is", file=sys.stderr)
-        raise SystemExit(130) from None
-
-
-def options(script: str, config: type[Config], *, about: str) -> Any:
-    """The settings from the command line; a mistake there is told in one line instead of tyro's box of lines."""
-    told = io.StringIO()
-    try:
-        with redirect_stderr(told):
-            return tyro.cli(config, prog=script, description=about, config=(tyro.conf.FlagConversionOff,))
-    except SystemExit as stop:
-        if stop.code:
-            boxed = [line.strip("│ ") for line in told.getvalue().splitlines() if line.startswith("│")]
-            sentence = " ".join(takewhile(lambda line: not line.startswith("─"), boxed))
-            print(f"{script}: {sentence or told.getvalue().strip()} (see --help)", file=sys.stderr)
-        raise
+command_line = partial(
+    command.command_line,
+    broken=(TrainerError,),
+    stopped="stopped; `python -m system.record.report RUN` shows what there is",
+)
+"""Runs a script that trains."""
 
 
 def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = True) -> dict[str, Any]:
@@ -212,13 +186,13 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
         choose_sandbox("bubblewrap")
     given = {"train": read_tasks(config.train, training=True), "eval": read_tasks(config.held_out)}
     check_worlds(config)
-    claim(folder)
+    command.claim(folder)
     settings = {
         key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()
     }
     commit = commit_hash(ROOT)
-    command = shlex.join(["python", script, *sys.argv[1:]])
-    write_json(folder / "config.json", {**settings, "arms": list(arms), "commit": commit, "command": command})
+    typed = shlex.join(["python", script, *sys.argv[1:]])
+    write_json(folder / "config.json", {**settings, "arms": list(arms), "commit": commit, "command": typed})
     names = [*arms, *(["warm_start"] if start else [])]
     planned = {name: config.steps * config.seeds if name in arms else 0 for name in names}
     with Progress(planned) as progress:
@@ -253,7 +227,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
     summary = {
         "config": settings | {"tasks_held_out": runs.tasks_held_out},
         "commit": commit,
-        "command": command,
+        "command": typed,
         "finished": True,
         "seconds": time.monotonic() - begun,
         "arms": {name: arm_summary(runs.recorders[name], runs.trained[name]) for name in arms},
@@ -488,18 +462,6 @@ def check_worlds(config: Config) -> None:
     if config.held_out is None:
         tasks, seed = config.evaluation_tasks, config.seed_held_out
         draw(split="heldout", worlds=config.worlds_held_out, tasks=tasks, seed=seed)
-
-
-def claim(folder: Path) -> None:
-    """Makes the folder of a run; of two runs that want the same one the second is refused."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").touch(exist_ok=False)
-    except FileExistsError:
-        found = "a run in it" if folder.is_dir() else "a file there"
-        raise ValueError(f"out must be a new folder, got {folder} with {found}") from None
-    except OSError as error:
-        raise ValueError(f"out must be a folder that can be made, got {folder}: {error.strerror}") from None
 
 
 def check_policy(folder: Path, *, context: int) -> None:

@@ -1,0 +1,74 @@
+"""What the scripts share at the command line: options, a folder of their own, one line for what went wrong."""
+
+import io
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from system.engine import EngineError
+from system.fleet import FleetError
+from system.run import RunError
+from system.sandbox import SandboxError
+
+
+def command_line(
+    script: str,
+    main: Callable[[Any], Any],
+    config: type,
+    *,
+    broken: tuple[type[Exception], ...] = (),
+    stopped: str = "stopped",
+) -> Any:
+    """Runs a script: one line and exit code 2 for what the user can put right, 1 if the run broke, 130 after Ctrl-C.
+
+    Args:
+        script: its name.
+        main: what it does with its settings; returned is what that returns.
+        config: the settings, a dataclass.
+        broken: what it raises, beside the rooms' own errors, when a run breaks.
+        stopped: what to say after Ctrl-C.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the end of a job is as clean as Ctrl-C
+    try:
+        return main(options(script, config, about=sys.modules[main.__module__].__doc__ or ""))
+    except (ValueError, FileNotFoundError, SandboxError) as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except (RunError, EngineError, FleetError, *broken, OSError) as error:
+        print(f"{script}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print(f"{script}: {stopped}", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def options(script: str, config: type, *, about: str) -> Any:
+    """The settings from the command line; a mistake there is told in one line instead of tyro's box of lines."""
+    told = io.StringIO()
+    try:
+        with redirect_stderr(told):
+            return tyro.cli(config, prog=script, description=about, config=(tyro.conf.FlagConversionOff,))
+    except SystemExit as stop:
+        if stop.code:
+            boxed = [line.strip("│ ") for line in told.getvalue().splitlines() if line.startswith("│")]
+            sentence = " ".join(takewhile(lambda line: not line.startswith("─"), boxed))
+            print(f"{script}: {sentence or told.getvalue().strip()} (see --help)", file=sys.stderr)
+        raise
+
+
+def claim(folder: Path) -> None:
+    """Makes the folder of a run; of two runs that want the same one the second is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").touch(exist_ok=False)
+    except FileExistsError:
+        found = "a run in it" if folder.is_dir() else "a file there"
+        raise ValueError(f"out must be a new folder, got {folder} with {found}") from None
+    except OSError as error:
+        raise ValueError(f"out must be a folder that can be made, got {folder}: {error.strerror}") from None
