@@ -15,6 +15,7 @@ from system.engine import EngineError
 from system.fleet import FleetError
 from system.run import RunError
 from system.sandbox import SandboxError
+from system.verify.judge import JudgeClient, JudgeSettings
 
 
 def command_line(
@@ -72,3 +73,18 @@ def claim(folder: Path) -> None:
         raise ValueError(f"out must be a new folder, got {folder} with {found}") from None
     except OSError as error:
         raise ValueError(f"out must be a folder that can be made, got {folder}: {error.strerror}") from None
+
+
+def judge_client(endpoint: str, model: str, keys: tuple[str, ...]) -> JudgeClient | None:
+    """The judge at an address; None without one.
+
+    Args:
+        endpoint: what comes before /chat/completions.
+        model: its name there.
+        keys: environment variables that hold a key each.
+    """
+    if not endpoint:
+        return None
+    if not model:
+        raise ValueError(f"judge_model must be given for a judge, got none for {endpoint}")
+    return JudgeClient(JudgeSettings(endpoint=endpoint, model=model, key_variables=keys))

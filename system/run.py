@@ -76,12 +76,11 @@ def machinery_with(
         sandbox: auto, bubblewrap or process.
         kits: tools that the parent of the trials loads, of `system.fleet.office.KITS`.
     """
-    root = Path(tempfile.gettempdir()) / f"bartleby-{os.getuid()}"
-    remove_dead_runs(root)
+    own = run_folder()
+    remove_dead_runs(own.parent)
     with ExitStack() as stack:
-        own = root / f"run-{os.getpid()}"
         own.mkdir(parents=True)
-        root.chmod(0o700)
+        own.parent.chmod(0o700)
         stack.callback(remove, own)
         # The pool stays open to the end: the engine dies with the thread that started it.
         pool = stack.enter_context(ThreadPoolExecutor())
@@ -108,6 +107,11 @@ def machinery_with(
             if fault := engine.result().fault(0.5):
                 raise EngineError(fault) from error
             raise
+
+
+def run_folder() -> Path:
+    """Where a run of this process keeps what goes with it."""
+    return Path(tempfile.gettempdir()) / f"bartleby-{os.getuid()}" / f"run-{os.getpid()}"
 
 
 def remove_dead_runs(root: Path) -> None:

@@ -33,6 +33,11 @@ def expected_tools(harness: str, toolset: str) -> tuple[str, ...]:
     return code_agent.NAMES if harness == "code" else office_tools(toolset)
 
 
+def kit_of(harness: str, toolset: str) -> str:
+    """Which tools these are, as the parent of the trials names them."""
+    return "code" if harness == "code" else toolset
+
+
 def serving(harness: str, toolset: str, *, result_characters: int, longest_call_s: float) -> Serve:
     """What to run inside a sandbox.
 
