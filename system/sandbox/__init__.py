@@ -6,8 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -73,12 +73,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is seen inside beside the system's folders. Example: `View(root=Path("/app"), rooms=("/tests",))`."""
+    """What is seen inside beside the system's folders. Example: `View(root=Path("/app"), rooms={"/tests": "tests"})`."""
 
     root: Path = Path("/world")
     "Where the world lies."
-    rooms: tuple[str, ...] = ()
-    "More folders to write in, empty at first; they last as long as the sandbox, in view or not."
+    rooms: Mapping[str, str] = field(default_factory=dict)
+    "More folders to write in, and a name for each: one is empty at first, and lasts as long as the sandbox does."
     shown: tuple[Path, ...] = ()
     "Folders of the host, read-only, at their own paths."
 

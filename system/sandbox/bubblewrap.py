@@ -103,7 +103,7 @@ class BubblewrapSandbox:
         ready, ready_there = os.pipe()
         info, info_there = os.pipe()
         try:
-            view = _view(os.fspath(self._folder.parent), self._limits.tmp_bytes)
+            view = _view(os.fspath(self._folder.parent), self._limits.tmp_bytes, self._rooms())
             arguments = [bwrap, *view, *self._binds(), "--chdir", os.fspath(self.root)]
             arguments += ["--remount-ro", "/", "--info-fd", "3", "--", *_HOLDER]
             wiring = [(hold, 0), (ready_there, 1), (log, 2), (info_there, 3)]
@@ -126,15 +126,18 @@ class BubblewrapSandbox:
             os.close(ready)
             os.close(info)
 
+    def _rooms(self) -> list[str]:
+        """bwrap's arguments for the folders that this view has beside the world."""
+        binds = []
+        for path, name in self._sees.rooms.items():
+            (self._folder / "rooms" / name).mkdir(exist_ok=True)
+            binds += ["--bind", os.fspath(self._folder / "rooms" / name), path]
+        return binds
+
     def _binds(self) -> list[str]:
-        """bwrap's arguments for the world, and for what this view has beside it."""
         binds = ["--bind", os.fspath(self._folder / "merged"), os.fspath(self.root)]
         for path in self._sees.shown:
             binds += ["--ro-bind", os.fspath(path), os.fspath(path)]
-        for room in self._sees.rooms:
-            folder = self._folder / "rooms" / room.strip("/").replace("/", ":")
-            folder.mkdir(exist_ok=True)
-            binds += ["--bind", os.fspath(folder), room]
         return binds
 
     def _start_server(self, deadline: float) -> None:
@@ -375,8 +378,10 @@ def _fork_twice_into(pid_namespace: int) -> int:
     return int(number)
 
 
-def _view(scratch_root: str, tmp_bytes: int) -> list[str]:
+def _view(scratch_root: str, tmp_bytes: int, rooms: list[str]) -> list[str]:
     """bwrap's arguments for what is visible, but for the world itself.
+
+    The rooms come before the system's folders: an interpreter may lie below /tmp, which may be a room.
 
     /proc is read-only: started by root, the tools are root to the kernel's settings in /proc/sys, whatever
     their number inside.
@@ -388,6 +393,7 @@ def _view(scratch_root: str, tmp_bytes: int) -> list[str]:
         *("--disable-userns", "--die-with-parent", "--new-session", "--uid", str(_UID), "--gid", str(_UID)),
         *("--hostname", "world", "--proc", "/proc", "--remount-ro", "/proc"),
         *("--dev", "/dev", *sizes, "--remount-ro", "/dev"),
+        *rooms,
         *_system(scratch_root),
     ]
 
