@@ -56,7 +56,8 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
             call). May have harness ("office" or "code"), toolset (of the office; the task's own if left out),
             judge_socket (of a `JudgeService`, for rubrics), sandbox_limits, purpose ("train" or "eval"),
             nudge_purposes (when the agent is reminded that the context ends; ["train"]), and start_s, verify_s,
-            stop_s (of the start, of grading, of each half of the end; left out, only the fleet ends them).
+            stop_s (of the start, of grading, of each half of the end; left out, only the fleet ends them), and modal
+            (the fields of `system.sandbox.modal.ModalSettings`, for the sandbox "modal").
 
     Raises:
         TrialError: a system error; such a trial has no reward.
@@ -110,7 +111,16 @@ def _opened(spec: dict[str, Any], task: Task) -> Sandbox:
         longest_call_s=spec["tool_timeout_s"],
     )
     limits = SandboxLimits(**spec.get("sandbox_limits", {}))
-    return open_sandbox(spec["sandbox"], task.world, Path(spec["scratch"]), serve, limits)
+    return open_sandbox(
+        spec["sandbox"],
+        task.world,
+        Path(spec["scratch"]),
+        serve,
+        limits,
+        trial=spec["trial_id"],
+        agent_s=spec["deadline_s"],
+        modal=spec.get("modal"),
+    )
 
 
 def _kit(spec: dict[str, Any], task: Task) -> tuple[str, str]:

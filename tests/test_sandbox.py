@@ -325,7 +325,7 @@ def test_a_process_with_threads_or_without_bwrap_is_refused(trial: Trial, tmp_pa
 
 
 def test_open_sandbox_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='kind must be "bubblewrap" or "process", got \'auto\''):
+    with pytest.raises(ValueError, match='kind must be "bubblewrap", "process" or "modal", got \'auto\''):
         open_sandbox("auto", tmp_path, tmp_path, lambda fd, root: None)
     with pytest.raises(ValueError, match="world must be a folder, got .*nowhere"):
         open_sandbox("process", tmp_path / "nowhere", tmp_path, lambda fd, root: None)
@@ -397,7 +397,7 @@ def test_a_thaw_that_fails_leaves_the_world_frozen_and_can_be_tried_again(trial:
 
 def test_choose_sandbox_refuses_an_unknown_kind_in_one_line() -> None:
     with pytest.raises(
-        ValueError, match='^sandbox must be "auto", "bubblewrap" or "process", got \'docker\'$'
+        ValueError, match='^sandbox must be "auto", "bubblewrap", "process" or "modal", got \'docker\'$'
     ):
         choose_sandbox("docker")
 

@@ -7,8 +7,11 @@ import contextvars
 import logging
 import socket
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -38,7 +41,20 @@ def kit_of(harness: str, toolset: str) -> str:
     return "code" if harness == "code" else toolset
 
 
-def serving(harness: str, toolset: str, *, result_characters: int, longest_call_s: float) -> Serve:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """A tool server that can be forked, and ordered by name where no fork reaches: `Serving(run=run, order=order)`."""
+
+    run: Serve
+    order: Mapping[str, Any]
+    "As `system.sandbox.inside.order_of` has it."
+
+    def __call__(self, fd: int, root: Path) -> None:
+        """Serve until the other end closes."""
+        self.run(fd, root)
+
+
+def serving(harness: str, toolset: str, *, result_characters: int, longest_call_s: float) -> Serving:
     """What to run inside a sandbox.
 
     Args:
@@ -54,7 +70,14 @@ def serving(harness: str, toolset: str, *, result_characters: int, longest_call_
         tools = tools_of(toolset)
         if toolset in SPILLING:
             tools = spilling(tools, limit=result_characters, how=PAGED)
-    return partial(_serve, partial(serve_tools, tools=tools))
+    arguments = {
+        "harness": harness,
+        "toolset": toolset,
+        "result_characters": result_characters,
+        "longest_call_s": longest_call_s,
+    }
+    order = {"target": f"{__name__}:{serving.__name__}", "arguments": arguments}
+    return Serving(run=partial(_serve, partial(serve_tools, tools=tools)), order=order)
 
 
 def _serve(build, fd: int, root: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .frozen import FrozenWorld
 from .scratch import reap
+
+if TYPE_CHECKING:
+    from .modal import ModalSettings
 
 __all__ = [
     "FrozenWorld",
@@ -28,7 +33,7 @@ __all__ = [
     "reap",
 ]
 
-KINDS = ("auto", "bubblewrap", "process")
+KINDS = ("auto", "bubblewrap", "process", "modal")
 
 Serve = Callable[[int, Path], None]
 """Runs inside: serves the tools over a world (a path) on a connected socket (a descriptor) to its end."""
@@ -130,7 +135,15 @@ class Thawable(Protocol):
 
 
 def open_sandbox(
-    kind: str, world: Path, scratch: Path, serve: Serve, limits: Limits | None = None
+    kind: str,
+    world: Path,
+    scratch: Path,
+    serve: Serve,
+    limits: Limits | None = None,
+    *,
+    trial: str = "",
+    agent_s: float = math.inf,
+    modal: dict[str, Any] | None = None,
 ) -> Sandbox:
     """Start a tool server over a world in a sandbox.
 
@@ -138,24 +151,40 @@ def open_sandbox(
     the agent must not learn: the server is forked from it. The process enters a mount namespace of its own.
 
     Args:
-        kind: "bubblewrap" or "process".
+        kind: "bubblewrap", "process" or "modal".
         world: the folder of the company; it is never written.
         scratch: folder below which the sandbox makes its own; `reap` cleans it after a killed run.
         serve: what to run inside, with a connected socket and the path of the world there.
         limits: what the tools may use.
+        trial: whose it is, for the journal.
+        agent_s: how long the agent may work; a container of Modal's does not live much longer.
+        modal: the fields of `system.sandbox.modal.ModalSettings`, for that kind.
 
     Raises:
         SandboxError: the sandbox did not come up; nothing is left of it.
     """
     if kind not in KINDS[1:]:
-        raise ValueError(f'kind must be "bubblewrap" or "process", got {kind!r}')
+        raise ValueError(f'kind must be "bubblewrap", "process" or "modal", got {kind!r}')
     if not world.is_dir():
         raise ValueError(f"world must be a folder, got {world}")
+    places = world.resolve(), scratch.resolve(), serve, limits or Limits()
+    if kind == "modal":
+        from .modal import ModalSandbox
+
+        return ModalSandbox(*places, _modal_settings(modal), trial=trial, agent_s=agent_s)
     if kind == "bubblewrap":
         from .bubblewrap import BubblewrapSandbox as chosen
     else:
         from .process import ProcessSandbox as chosen
-    return chosen(world.resolve(), scratch.resolve(), serve, limits or Limits())
+    return chosen(*places, trial=trial)
+
+
+def _modal_settings(given: dict[str, Any] | None) -> ModalSettings:
+    from .modal import ModalSettings
+
+    if given is None:
+        raise ValueError("modal must be settings with an image, got none")
+    return ModalSettings(**given)
 
 
 _ISOLATED = (
@@ -168,14 +197,26 @@ _OPEN = (
 )
 
 
-def choose_sandbox(kind: str) -> tuple[str, str]:
+_CONTAINER = (
+    "sandbox modal: a container of Modal's for each trial, {network} network, of the image {image}; "
+    "it is ended with the trial, and by Modal when its lifetime is over"
+)
+
+
+def choose_sandbox(kind: str, modal: dict[str, Any] | None = None) -> tuple[str, str]:
     """The kind to use and one line about it: what it is, what it promises, how to get more.
 
     Args:
         kind: "auto" takes bubblewrap where it works; the others take what they say or fail.
+        modal: the fields of `system.sandbox.modal.ModalSettings`; its image is fetched here, once for all trials.
     """
     if kind not in KINDS:
-        raise ValueError(f'sandbox must be "auto", "bubblewrap" or "process", got {kind!r}')
+        raise ValueError(f'sandbox must be "auto", "bubblewrap", "process" or "modal", got {kind!r}')
+    if kind == "modal":
+        settings = _modal_settings(modal)
+        if fault := modal_fault(settings):
+            raise SandboxError("start", fault)
+        return kind, _CONTAINER.format(network="with" if settings.network else "no", image=settings.image)
     if kind == "process":
         return "process", _OPEN.format(reason="", remedy="--sandbox bubblewrap isolates them")
     fault = bubblewrap_fault()
@@ -197,18 +238,32 @@ def bubblewrap_fault() -> str:
     """Why a bubblewrap sandbox, tried over an empty world, did not work; "" if it did."""
     if not sys.platform.startswith("linux"):
         return f"bubblewrap not found on {sys.platform}"
-    command = [sys.executable, "-m", "system.sandbox.probe"]
+    return _probed([sys.executable, "-m", "system.sandbox.probe"], 60)
+
+
+IMAGE_S = 900
+"""How long Modal may take to fetch an image that it has not seen before."""
+
+
+def modal_fault(settings: ModalSettings) -> str:
+    """Why Modal does not give the image: the extra or the token is missing, say; "" if it does."""
+    given = json.dumps(asdict(settings))
+    return _probed([sys.executable, "-m", "system.sandbox.modal", given, str(IMAGE_S)], IMAGE_S + 30)
+
+
+def _probed(command: list[str], seconds: float) -> str:
+    """What a command said last before it failed, or ""."""
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=seconds,
             stdin=subprocess.DEVNULL,
             env=clean_environment(),
         )
     except subprocess.TimeoutExpired:
-        return "the probe did not end within 60 s"
+        return f"the probe did not end within {seconds:g} s"
     if done.returncode == 0:
         return ""
     lines = (done.stdout + done.stderr).strip().splitlines()
