@@ -12,7 +12,7 @@ from pathlib import Path
 from system.engine import EngineClient, EngineError, RunningEngine, start_embedded_engine
 from system.fleet import Fleet
 from system.fleet.local import LocalFleet, warm_up
-from system.sandbox import choose_sandbox, reap
+from system.sandbox import choose_sandbox, reap, removal
 
 
 class RunError(Exception):
@@ -120,11 +120,16 @@ def remove_dead_runs(root: Path) -> None:
         pid = folder.name.removeprefix("run-")
         if pid == str(os.getpid()) or not Path("/proc", pid).exists():
             reap(folder / "trials")
-            shutil.rmtree(folder, ignore_errors=True)
+            if not removal.reap_remote(folder / "trials"):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove(own: Path) -> None:
-    """Removes the folder of this run, and the one above it when no other run is there."""
-    shutil.rmtree(own, ignore_errors=True)
+    """Removes the folder of this run, and the one above it when no other run is there.
+
+    It stays while its journals say that something may be left on another machine: the next run asks for that again.
+    """
+    if not removal.outstanding(own / "trials"):
+        shutil.rmtree(own, ignore_errors=True)
     with suppress(OSError):
         own.parent.rmdir()

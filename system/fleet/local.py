@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from system.fleet import FleetError
-from system.sandbox import clean_environment, reap
+from system.sandbox import clean_environment, reap, removal
 
 TARGET = "system.trial:run_trial"
 
@@ -69,6 +69,8 @@ class LocalFleet:
         self._running: set[str] = set()
         self._results: list[dict[str, Any]] = []
         self._closed = False
+        self._removal: subprocess.Popen[str] | None = None
+        removal.reap_remote(self._scratch)
         self._start_parent()
 
     @property
@@ -114,7 +116,14 @@ class LocalFleet:
             continue
         results, self._results = self._results, []
         self._running -= {result["trial_id"] for result in results}
+        if any(result.get("outcome", {}).get("kind") in ("system_error", "cancelled") for result in results):
+            self._remove_abandoned()
         return results
+
+    def _remove_abandoned(self) -> None:
+        """Begin to end what trials that died left on other machines; only the trial itself knew of it."""
+        if self._removal is None or self._removal.poll() is not None:
+            self._removal = removal.start(self._scratch)
 
     def cancel(self, trial_id: str) -> None:
         """Kill a trial; its result comes with the outcome "cancelled"."""
@@ -139,6 +148,9 @@ class LocalFleet:
             self._parent = None
         self._running.clear()
         reap(self._scratch)
+        if self._removal is not None:
+            removal.wait(self._removal)
+        removal.reap_remote(self._scratch)
 
     def __enter__(self) -> LocalFleet:
         return self

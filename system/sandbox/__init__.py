@@ -17,7 +17,7 @@ from .frozen import FrozenWorld
 from .scratch import reap
 
 if TYPE_CHECKING:
-    from .modal import ModalSettings
+    from .modal import ModalSandbox, ModalSettings
 
 __all__ = [
     "FrozenWorld",
@@ -169,14 +169,18 @@ def open_sandbox(
         raise ValueError(f"world must be a folder, got {world}")
     places = world.resolve(), scratch.resolve(), serve, limits or Limits()
     if kind == "modal":
-        from .modal import ModalSandbox
-
-        return ModalSandbox(*places, _modal_settings(modal), trial=trial, agent_s=agent_s)
+        return _container()(*places, _modal_settings(modal), trial=trial, agent_s=agent_s)
     if kind == "bubblewrap":
         from .bubblewrap import BubblewrapSandbox as chosen
     else:
         from .process import ProcessSandbox as chosen
     return chosen(*places, trial=trial)
+
+
+def _container() -> type[ModalSandbox]:
+    from .modal import ModalSandbox
+
+    return ModalSandbox
 
 
 def _modal_settings(given: dict[str, Any] | None) -> ModalSettings:
