@@ -5,7 +5,6 @@ A process of its own, because the client has threads and its answer can be long 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -20,6 +19,21 @@ SETTLE_S = 120.0
 """How long after it was asked for a container that nobody confirmed may still appear."""
 
 STOP_S = 20.0
+
+
+def outstanding(root: Path) -> list[str]:
+    """Names of the folders of dead trials that may have left something elsewhere."""
+    return [folder.name for folder in scratch.abandoned(root)]
+
+
+def wait(running: subprocess.Popen[str], timeout_s: float = 60.0) -> str:
+    """What a removal said before it ended; it is killed when it is late."""
+    try:
+        return running.communicate(timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.communicate()
+        return f"the removal did not end within {timeout_s:g} s"
 
 
 def start(root: Path, *, settle_s: float = SETTLE_S) -> subprocess.Popen[str] | None:
@@ -41,18 +55,13 @@ def reap_remote(root: Path, *, timeout_s: float = 60.0, settle_s: float = SETTLE
     running = start(root, settle_s=settle_s)
     if running is None:
         return {}
-    try:
-        said, _ = running.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        running.kill()
-        running.communicate()
-        said = f"the removal did not end within {timeout_s:g} s"
+    said = wait(running, timeout_s)
     causes: dict[str, str] = {}
     for line in said.splitlines():
         name, _, cause = line.partition(": ")
         causes[name] = cause
-    last = said.strip().splitlines()[-1:] or ["no answer"]
-    return {folder.name: causes.get(folder.name, last[0]) for folder in scratch.abandoned(root)}
+    last = (said.strip().splitlines() or ["no answer"])[-1]
+    return {name: causes.get(name, last) for name in outstanding(root)}
 
 
 def remove_abandoned(folder: Path, *, settle_s: float) -> str:
@@ -90,7 +99,7 @@ def main(root: str, settle_s: str = str(SETTLE_S)) -> int:
         cause = remove_abandoned(folder, settle_s=float(settle_s))
         if cause:
             left += 1
-            print(json.dumps(folder.name)[1:-1] + f": {cause}", flush=True)
+            print(f"{folder.name}: {cause}", flush=True)
     return 1 if left else 0
 
 
