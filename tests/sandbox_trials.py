@@ -26,7 +26,16 @@ def opened(spec: dict[str, Any]) -> Sandbox:
     if spec.get("old_kernel"):
         frozen.can_hold_marks = lambda folder: False
     limits = Limits(**spec.get("limits", {}))
-    return open_sandbox(spec["kind"], Path(spec["world"]), Path(spec["scratch"]), serve, limits)
+    return open_sandbox(
+        spec["kind"],
+        Path(spec["world"]),
+        Path(spec["scratch"]),
+        serve,
+        limits,
+        trial=spec["trial_id"],
+        agent_s=spec["deadline_s"],
+        modal=spec.get("modal"),
+    )
 
 
 def use_tools(spec: dict[str, Any]) -> dict[str, Any]:

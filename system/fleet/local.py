@@ -122,8 +122,11 @@ class LocalFleet:
 
     def _remove_abandoned(self) -> None:
         """Begin to end what trials that died left on other machines; only the trial itself knew of it."""
-        if self._removal is None or self._removal.poll() is not None:
-            self._removal = removal.start(self._scratch)
+        if self._removal is not None:
+            if self._removal.poll() is None:
+                return
+            removal.wait(self._removal)
+        self._removal = removal.start(self._scratch)
 
     def cancel(self, trial_id: str) -> None:
         """Kill a trial; its result comes with the outcome "cancelled"."""
