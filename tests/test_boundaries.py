@@ -25,12 +25,14 @@ TORCH_FREE = {
     "budget",
     "capacity",
     "check",
+    "clue",
     "comparison",
     "counter",
     "drift",
     "estimate",
     "identity",
     "ledger",
+    "nearness",
     "outcome",
     "pack",
     "retry",
@@ -38,6 +40,7 @@ TORCH_FREE = {
     "staleness",
     "student",
     "tito",
+    "triage",
 }
 """What a trial process may import: it is forked many times and has no use for torch."""
 
