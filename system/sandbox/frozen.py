@@ -14,12 +14,17 @@ _OPAQUE = "user.overlay.opaque"
 KEPT_RESULTS = ".spill/"
 """Where the tools keep long results whole: below it nothing counts as a change."""
 
+DEEPEST, LONGEST = 64, 2048
+"""Folders above an entry, and bytes of its path: a folder beyond is one entry, no plain file, and nothing in it is
+seen. An agent can nest folders until no path and no stack holds them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenWorld:
     """The final files of a world, as a diff over the original or as a whole copy.
 
-    A symbolic link, device, pipe or socket that the agent made is never opened: `path` is None for it.
+    A symbolic link, device, pipe or socket that the agent made is never opened: `path` is None for it, as for what
+    lies too deep (`DEEPEST`, `LONGEST`). A folder that may not be read is one entry, and no plain file.
 
     Example: `FrozenWorld(lower=world, upper=diff).path("fees.xlsx")`.
 
@@ -59,6 +64,8 @@ class FrozenWorld:
 
     def _find(self, rel: PurePosixPath) -> Path | None:
         """Where an entry of the final world lies; None if it, or a real folder above it, is missing."""
+        if _too_deep(rel):
+            return None
         if self.root is not None:
             return _descend(self.root, rel)
         assert self.upper is not None
@@ -76,23 +83,27 @@ class FrozenWorld:
         return at
 
     def _walk(self, rel: PurePosixPath) -> Iterator[tuple[str, Path]]:
-        """Every entry of the final world that is not a folder."""
+        """Every entry of the final world that is not a folder that can be gone through."""
+        top = self.root or self.upper
+        assert top is not None
+        if not rel.parts and not _passable(top, rel):
+            yield ".", top
+            return
         if self.root is not None:
             yield from _walk_folder(self.root, rel)
             return
-        assert self.upper is not None
-        here = self.upper / rel
+        here = top / rel
         names = set(os.listdir(here)) if _is_folder(here) else set()
         for name in sorted(names):
             at = here / name
-            if _is_folder(at):
+            if _passable(at, rel / name):
                 yield from self._walk(rel / name)
             elif not _whiteout(at):
                 yield str(rel / name), at
         below = self.lower / rel
         if not (_is_folder(here) and _opaque(here)) and _is_folder(below):
             for name in sorted(set(os.listdir(below)) - names):
-                if _is_folder(below / name):
+                if _passable(below / name, rel / name):
                     yield from _walk_folder(self.lower, rel / name)
                 else:
                     yield str(rel / name), below / name
@@ -118,8 +129,23 @@ def _inside(rel: str) -> PurePosixPath:
 def _mode(path: Path) -> int | None:
     try:
         return path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        PermissionError,
+    ):  # the last: in a folder that its owner closed
         return None
+
+
+def _too_deep(rel: PurePosixPath) -> bool:
+    return len(rel.parts) > DEEPEST or len(os.fsencode(rel)) > LONGEST
+
+
+def _passable(at: Path, rel: PurePosixPath) -> bool:
+    """Whether this is a folder of which the entries are told, and not the folder itself."""
+    return (
+        _is_folder(at) and not _too_deep(rel / "x") and os.access(at, os.R_OK | os.X_OK, effective_ids=True)
+    )
 
 
 def _is_folder(path: Path) -> bool:
@@ -154,7 +180,7 @@ def _descend(base: Path, rel: PurePosixPath) -> Path | None:
 def _walk_folder(base: Path, rel: PurePosixPath) -> Iterator[tuple[str, Path]]:
     for name in sorted(os.listdir(base / rel)):
         at = base / rel / name
-        if _is_folder(at):
+        if _passable(at, rel / name):
             yield from _walk_folder(base, rel / name)
         else:
             yield str(rel / name), at
@@ -165,4 +191,7 @@ def _same(before: Path, now: Path) -> bool:
         return True
     if not (stat.S_ISREG(before.lstat().st_mode) and stat.S_ISREG(now.lstat().st_mode)):
         return False
-    return filecmp.cmp(before, now, shallow=False)
+    try:
+        return filecmp.cmp(before, now, shallow=False)
+    except PermissionError:  # who closes a file to its readers has changed it
+        return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import stat
@@ -81,7 +80,7 @@ def journal_of(folder: Path) -> list[dict[str, Any]]:
 def remove_folder(folder: Path) -> None:
     """Remove a folder of `new_folder`, say so, then remove its journal. Raises OSError if something stays."""
     if folder.exists():
-        shutil.rmtree(folder, onerror=_open_up)
+        _remove_tree(folder)
     with suppress(FileNotFoundError):  # a reaper was at it
         note(folder, "removed")
         _journal_of(folder).unlink()
@@ -200,13 +199,27 @@ def _mounts_below(folder: Path) -> list[Path]:
     return sorted((p for p in points if p == folder or folder in p.parents), reverse=True)
 
 
-def _open_up(function, path, _info) -> None:
-    """rmtree hook: overlay's work folder has no permissions, and an agent can drop those of its own."""
-    parent = os.path.dirname(path)
-    for place in (parent, path):
-        if os.path.isdir(place) and not os.path.islink(place):
-            os.chmod(place, stat.S_IRWXU)
-    if function in (os.open, os.scandir, os.lstat):
-        shutil.rmtree(path)
-    else:
-        function(path)
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder and all in it, however deep: what lies in one that is emptied is moved up before it is opened.
+
+    An agent can nest folders until no path names the last one and no stack holds the way to it, and can drop the
+    permissions of its own; overlay's work folder has none either.
+    """
+    waiting = [folder]
+    emptied: list[Path] = []
+    for number, place in enumerate(waiting):
+        os.chmod(place, stat.S_IRWXU)
+        with os.scandir(place) as entries:
+            for count, entry in enumerate(list(entries)):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                elif number == 0:
+                    waiting.append(place / entry.name)
+                else:
+                    lifted = folder / f"{uuid.uuid4().hex}.{count}"
+                    os.chmod(entry.path, stat.S_IRWXU)
+                    os.rename(entry.path, lifted)
+                    waiting.append(lifted)
+        emptied.append(place)
+    for place in reversed(emptied):
+        os.rmdir(place)
