@@ -21,8 +21,9 @@ from pathlib import Path
 from . import Limits, SandboxError, Serve, View, frozen, kernel, scratch, server_process
 
 _UID = 1000
-_HOLDER = ("/bin/sh", "-c", "echo; read end")
-"""What bwrap runs: says that the place is ready, then waits until this process closes its input."""
+_HOLDER = ("/bin/sh", "-c", "echo; while read order; do kill -9 -1; echo; done")
+"""What bwrap runs: says that the place is ready, then waits until this process closes its input. A line is the order
+to kill everything else in the place, all at once; it is answered by a line."""
 
 
 class BubblewrapSandbox:
@@ -49,7 +50,7 @@ class BubblewrapSandbox:
         self._world, self._limits, self._serve, self._sees = world, limits, serve, view or View()
         self.root = self._sees.root
         self._stream: socket.socket | None = None
-        self._bwrap = self._server = self._init = self._hold = self._child = -1
+        self._bwrap = self._server = self._init = self._hold = self._told = self._child = -1
         self._server_exit: int | None = None
         self._frozen: frozen.FrozenWorld | None = None
         self._closed = self._on_tmpfs = False
@@ -100,7 +101,7 @@ class BubblewrapSandbox:
         """Start bwrap and wait until its place is complete; the pid of the place's first process."""
         log = os.open(self._folder / "bwrap.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         hold, self._hold = os.pipe()
-        ready, ready_there = os.pipe()
+        self._told, ready_there = os.pipe()
         info, info_there = os.pipe()
         try:
             view = _view(os.fspath(self._folder.parent), self._limits.tmp_bytes, self._rooms())
@@ -117,13 +118,17 @@ class BubblewrapSandbox:
             for fd in (log, hold, ready_there, info_there):
                 os.close(fd)
         try:
-            said = _read(ready, deadline)
+            said = _read(self._told, deadline)
             if not said:
-                cause = server_process.last_line(self._folder / "bwrap.log")
-                raise SandboxError("start", cause or "bwrap ended at once or was not ready in time")
-            return json.loads(_read(info, deadline))["child-pid"]
+                late = f"bwrap was not ready within {self._limits.start_s:g} s"
+                cause = late if time.monotonic() >= deadline else "bwrap ended at once"
+                raise SandboxError("start", server_process.last_line(self._folder / "bwrap.log") or cause)
+            told = _read(info, deadline)
+            try:
+                return json.loads(told)["child-pid"]
+            except (ValueError, TypeError, KeyError):
+                raise SandboxError("start", f"bwrap must name its child, got {told[:40]!r}") from None
         finally:
-            os.close(ready)
             os.close(info)
 
     def _rooms(self) -> list[str]:
@@ -181,10 +186,7 @@ class BubblewrapSandbox:
         return f"tool server exit {self._server_exit} {said}".strip()
 
     def restart(self) -> None:
-        """Kill the server; start another in the same place, over the world as it now is.
-
-        What the killed one had started goes on until the sandbox is frozen.
-        """
+        """Kill the server and all that it started; start another in the same place, over the world as it now is."""
         if self._frozen is not None or self._closed:
             raise SandboxError("start", "the sandbox is frozen")
         if kernel.wait_handle(self._init, 0.0):
@@ -197,10 +199,23 @@ class BubblewrapSandbox:
         if self._stream is not None:
             self._stream.close()
         self._server, self._server_exit = -1, None
-        try:
-            self._start_server(deadline)
-        except OSError as error:
-            raise SandboxError("start", str(error)) from error
+        with suppress(BrokenPipeError):
+            try:
+            os.write(self._hold, b"\n")
+            answered = bool(_read(self._told, deadline))
+        except BrokenPipeError:
+            answered = False
+        if not answered:
+            dead = kernel.wait_handle(self._init, time.monotonic() + server_process.DYING_S)
+            what = "everything in the sandbox is dead" if dead else "what the tool server started does not die"
+            raise SandboxError("start", what)
+        while True:
+            try:
+                return self._start_server(deadline)
+            except OSError as error:  # the killed may take a while to leave room for a process
+                if time.monotonic() > deadline or kernel.wait_handle(self._init, 0.0):
+                    raise SandboxError("start", str(error)) from error
+            time.sleep(0.01)
 
     def freeze(self) -> frozen.FrozenWorld:
         """Kill everything inside, confirm it, seal the diff."""
@@ -298,9 +313,10 @@ class BubblewrapSandbox:
                 raise SandboxError(phase, "processes in the sandbox do not die")
             os.close(self._init)
             self._init = -1
-        if self._hold >= 0:
-            os.close(self._hold)
-            self._hold = -1
+        for fd in (self._hold, self._told):
+            if fd >= 0:
+                os.close(fd)
+        self._hold = self._told = -1
 
 
 _JOINED = {
