@@ -60,6 +60,7 @@ def become_server(serve: Serve, stream: int, place: Place, limits: Limits) -> No
         log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        kernel.die_first()  # while /proc can be written
         place.enter()
         os.chdir(place.root)
         _keep_only(stream)
