@@ -69,9 +69,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def shield() -> Callable[[], None]:
     """Give what a child of this process calls before it executes anything: nothing in it can then reach this process.
 
-    It may still signal itself and what it starts. Where the kernel has neither means it does nothing.
+    Nor the two processes that hold a sandbox open (1 and 2 there), nor the parent of this one. It may still signal
+    itself and what it starts. Where the kernel has neither means it does nothing.
     """
-    program = _program(os.getpid(), os.getpgrp())
+    groups = {pid for pid in (os.getpgrp(), _group_of(os.getppid())) if pid > 0}
+    program = _program(sorted({1, 2, os.getpid(), os.getppid()} - {0}), sorted(groups))
 
     def put_on() -> None:
         nothing = ctypes.c_ulong(0)
@@ -98,12 +100,20 @@ def _leave_scope() -> None:
         os.close(made)
 
 
-def _program(server: int, group: int) -> bytes:
-    """Write the filter: steps of (operation, jump if true, jump if false, constant)."""
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:  # in another pid namespace, or gone
+        return 0
+
+
+def _program(processes: list[int], groups: list[int]) -> bytes:
+    """Write the filter that guards these: steps of (operation, jump if true, jump if false, constant)."""
     calls = _MACHINES.get(platform.machine())
     if calls is None:
         return b""
-    targets = [server & 0xFFFFFFFF, -server & 0xFFFFFFFF, -group & 0xFFFFFFFF, -1 & 0xFFFFFFFF]
+    named = {-1, *processes, *(-pid for pid in (*processes, *groups))}
+    targets = [number & 0xFFFFFFFF for number in sorted(named)]
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, calls.architecture),

@@ -29,8 +29,10 @@ def new_file(root: Path, path: str, *suffixes: str, replace: bool = False) -> Pa
 def save_bytes(file: Path, data: bytes) -> None:
     """Write a file so that it is the old or the new one at every moment."""
     temporary = file.with_name(f".{file.name}.part")
+    temporary.unlink(missing_ok=True)  # what lies there may be a link to somewhere else
     try:
-        temporary.write_bytes(data)
+        with open(temporary, "xb") as opened:
+            opened.write(data)
         if file.exists():
             shutil.copymode(file, temporary)
         os.replace(temporary, file)
