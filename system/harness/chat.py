@@ -17,6 +17,9 @@ Message = dict[str, Any]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 END_OF_REASONING = "</think>"
 
+DEEPEST = 64
+"""How deep the arguments of a call may be nested: what carries and keeps them breaks off somewhere beyond."""
+
 # Contents stand in the rendered template as private-use characters, and are encoded apart from it (see `render`).
 FIRST_SLOT = 0xE000
 
@@ -259,7 +262,18 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if key in found:
             raise _Unreadable(f"the tool call names {json.dumps(key)[:80]} twice")
         found[key] = value
+    if _depth(call.get("arguments")) > DEEPEST:
+        raise _Unreadable(f'"arguments" must be nested {DEEPEST} deep at most')
     return found
+
+
+def _depth(value: Any) -> int:
+    """How deep lists and objects lie in one another: 0 for a number or a text."""
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, dict | list)]:
+        depth += 1
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    return depth
 
 
 def _no_number(name: str) -> None:
