@@ -199,8 +199,7 @@ class BubblewrapSandbox:
         if self._stream is not None:
             self._stream.close()
         self._server, self._server_exit = -1, None
-        with suppress(BrokenPipeError):
-            try:
+        try:
             os.write(self._hold, b"\n")
             answered = bool(_read(self._told, deadline))
         except BrokenPipeError:
