@@ -72,7 +72,7 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
     try:
         with phase("agent", seconds):
             engine.deadline = time.monotonic() + spec["deadline_s"]
-            agent = _agent(spec, engine)
+            agent = agent_for(spec, engine)
             expected = expected_tools(*_kit(spec, task))
             given = agent, instruction, sandbox, expected, spec["tool_timeout_s"], seconds
             episode, restarts = anyio.run(work, *given)
@@ -131,7 +131,8 @@ def _kit(spec: dict[str, Any], task: Task) -> tuple[str, str]:
     return harness, spec.get("toolset", task.toolset)
 
 
-def _agent(spec: dict[str, Any], engine: EngineClient) -> Harness:
+def agent_for(spec: dict[str, Any], engine: EngineClient) -> Harness:
+    """The agent of a spec; it works until the engine's deadline."""
     limits = dict(spec["limits"])
     if spec.get("purpose", "train") not in spec.get("nudge_purposes", ["train"]):
         limits["nudge_ratio"] = 0.0
@@ -181,6 +182,13 @@ def result(episode: Episode, verdict: Verdict) -> dict[str, Any]:
         "reward": verdict.reward,
         "passed": verdict.passed,
         "criteria": [asdict(criterion) for criterion in verdict.criteria],
+        **episode_record(episode),
+    }
+
+
+def episode_record(episode: Episode) -> dict[str, Any]:
+    """What an agent left, as JSON, but for what became of the trial."""
+    return {
         "answer": episode.answer,
         "nudged": episode.nudged,
         "repairs": episode.repairs,
