@@ -253,18 +253,9 @@ def _tool_call(call: Any) -> ToolCall:
     for key in call:
         if key not in ("name", "arguments"):
             raise _Unreadable(f'a tool call has only "name" and "arguments", got {json.dumps(key)[:80]}')
-    return ToolCall(call["name"], call.get("arguments", {}))
-
-
-def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise _Unreadable(f"the tool call names {json.dumps(key)[:80]} twice")
-        found[key] = value
     if _depth(call.get("arguments")) > DEEPEST:
         raise _Unreadable(f'"arguments" must be nested {DEEPEST} deep at most')
-    return found
+    return ToolCall(call["name"], call.get("arguments", {}))
 
 
 def _depth(value: Any) -> int:
@@ -274,6 +265,15 @@ def _depth(value: Any) -> int:
         depth += 1
         level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
     return depth
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Unreadable(f"the tool call names {json.dumps(key)[:80]} twice")
+        found[key] = value
+    return found
 
 
 def _no_number(name: str) -> None:
