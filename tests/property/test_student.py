@@ -67,6 +67,32 @@ def test_student_has_ends(degrees):
     assert student_quantile(0.5, degrees) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "degrees, x, tail",
+    [
+        (9999, -3.0, 0.0013532244278561749),
+        (10001, -3.0, 0.0013532237622080997),
+        (10001, -10.0, 9.8161567307099125e-24),
+        (1e6, -1.0, 0.15865537491678906),
+        (1e6, -30.0, 6.0100471168317189e-198),
+        (1e7, -10.0, 7.6217961451368782e-24),
+        (1e15, -1.959963984540054, 0.025),
+        (1e300, -10.0, 7.619853024160527e-24),
+    ],
+)
+def test_student_of_many_degrees_keeps_its_digits(degrees, x, tail):
+    """Against an evaluation with forty digits; gamma functions of 1e15 would lose all of them."""
+    assert student_cdf(x, degrees) == pytest.approx(tail, rel=1e-11)
+    assert student_cdf(-x, degrees) == pytest.approx(1 - tail, rel=1e-15)
+
+
+@given(x=st.floats(-30, 30), degrees=st.floats(2, 300).map(lambda e: 10**e))
+def test_student_of_many_degrees_lies_beyond_the_normal_by_less_the_more_there_are(x, degrees):
+    tails = [student_cdf(-abs(x), d) for d in (degrees, 4 * degrees, math.inf)]
+    assert tails == pytest.approx(sorted(tails, reverse=True), rel=1e-8)
+    assert tails[0] == pytest.approx(tails[2], rel=1e-8 + (x**4 + x**2 + 1) / degrees)
+
+
 @given(x=st.floats(-30, 30), step=st.floats(1e-3, 5), degrees=st.floats(0.5, 1e4))
 def test_student_never_falls(x, step, degrees):
     assert student_cdf(x, degrees) <= student_cdf(x + step, degrees) + 1e-15
