@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from ..check import check_count, check_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         positive = {
+            "group_size": self.group_size,
             "batch_groups": self.batch_groups,
             "max_running": self.max_running,
             "task_count": self.task_count,
@@ -64,17 +68,20 @@ class Settings:
             "steps": self.steps,
             "max_staleness": self.max_staleness,
             "max_retries": self.max_retries,
-            "tolerance": self.tolerance,
             "max_zero_variance": self.max_zero_variance,
             "max_lost": self.max_lost,
             "evaluation_tasks": self.evaluation_tasks,
         }
         for name, value in positive.items():
-            if not value >= 1:
-                raise ValueError(f"{name} must be positive, got {value}")
+            check_count(name, value, least=1)
         for name, value in not_negative.items():
-            if not value >= 0:
-                raise ValueError(f"{name} must not be negative, got {value}")
+            check_count(name, value, least=0)
+        for version in self.evaluate_at:
+            check_count("every version of evaluate_at", version, least=0)
+        check_whole("seed", self.seed)
+        check_whole("min_valid", self.min_valid)
+        if not 0 <= self.tolerance < math.inf:
+            raise ValueError(f"tolerance must not be negative and must be finite, got {self.tolerance}")
         if not 2 <= self.min_valid <= self.group_size:
             raise ValueError(
                 f"min_valid must lie between 2 and group_size {self.group_size}, got {self.min_valid}"

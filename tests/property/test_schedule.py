@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
@@ -568,7 +569,7 @@ def test_opening_past_the_last_step_is_refused():
     [
         *(
             ({name: 0}, f"{name} must be positive, got 0")
-            for name in ("batch_groups", "max_running", "task_count", "evaluation_samples")
+            for name in ("batch_groups", "group_size", "max_running", "task_count", "evaluation_samples")
         ),
         *(
             ({name: -1}, f"{name} must not be negative, got -1")
@@ -581,8 +582,26 @@ def test_opening_past_the_last_step_is_refused():
                 "evaluation_tasks",
             )
         ),
-        ({"tolerance": float("nan")}, "tolerance must not be negative, got nan"),
+        *(
+            ({name: value}, f"{name} must be a whole number, got {value}")
+            for name in Settings.__annotations__
+            if Settings.__annotations__[name] == "int"
+            for value in (2.0, 1.5, math.inf, math.nan, True)
+        ),
+        *(
+            ({"evaluate_at": (0, value)}, f"every version of evaluate_at must {text}, got {value}")
+            for value, text in (
+                (-1, "not be negative"),
+                (1.0, "be a whole number"),
+                (True, "be a whole number"),
+            )
+        ),
+        *(
+            ({"tolerance": value}, f"tolerance must not be negative and must be finite, got {value}")
+            for value in (math.nan, -1e-9, math.inf)
+        ),
         ({"min_valid": 1}, "min_valid must lie between 2 and group_size 3, got 1"),
+        ({"min_valid": 4}, "min_valid must lie between 2 and group_size 3, got 4"),
         ({"group_size": 1}, "min_valid must lie between 2 and group_size 1, got 2"),
         ({"late_group": "hope"}, "late_group must be wait or drop, got 'hope'"),
     ],
