@@ -32,7 +32,9 @@ def should_nudge(*, window: int, used: int, ratio: float, already_nudged: bool) 
     check_count("used", used, least=0)
     if not 0 <= ratio <= 1:
         raise ValueError(f"ratio must lie between 0 and 1, got {ratio}")
-    return not already_nudged and window - used <= ratio * window
+    left = max(0, window - used)
+    # A quotient of whole numbers is rounded as the written ratio is, so equal ones are equal; a product need not be.
+    return not already_nudged and (left == 0 or left / window <= ratio)
 
 
 def percent_left(*, window: int, used: int) -> int:

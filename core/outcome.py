@@ -139,4 +139,5 @@ def too_many_system_errors(*, system_errors: int, trials: int, max_rate: float, 
         raise ValueError(f"max_rate must lie between 0 and 1, got {max_rate}")
     if not 0 <= system_errors <= trials:
         raise ValueError(f"system_errors must lie between 0 and {trials} trials, got {system_errors}")
-    return trials >= min_trials and system_errors > max_rate * trials
+    # A quotient of whole numbers is rounded as the written rate is, so equal ones are equal; a product need not be.
+    return trials >= min_trials and system_errors > 0 and system_errors / trials > max_rate

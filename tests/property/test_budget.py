@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -37,7 +38,7 @@ def nudges(spent, *, window, ratio):
 
 @given(spent=st.lists(st.integers(0, 120)).map(sorted), ratio=st.floats(0, 1))
 def test_a_trial_is_nudged_once_at_the_first_turn_with_little_left(spent, ratio):
-    little = [100 - used <= ratio * 100 for used in spent]
+    little = [100 - used <= Fraction(str(ratio)) * 100 for used in spent]
     expected = [flag and not any(little[:i]) for i, flag in enumerate(little)]
     assert nudges(spent, window=100, ratio=ratio) == expected
 
@@ -48,6 +49,20 @@ def test_worked_nudges(left, nudge, percent):
     used = 160000 - left
     assert budget.should_nudge(window=160000, used=used, ratio=0.2, already_nudged=False) is nudge
     assert budget.percent_left(window=160000, used=used) == percent
+
+
+@given(left=st.integers(1, 1000), window=st.integers(1, 1000), scale=st.sampled_from([10, 100, 1000]))
+def test_the_bound_is_the_ratio_as_written_and_not_as_rounded(left, window, scale):
+    """0.29 * 100 is 28.999999999999996, and 29 of 100 are little left."""
+    ratio = Fraction(min(left, scale), scale)
+    for share in range(left - 1, left + 2):
+        found = budget.should_nudge(
+            window=window * scale,
+            used=(scale - min(share, scale)) * window,
+            ratio=float(ratio),
+            already_nudged=False,
+        )
+        assert found == (min(share, scale) <= ratio * scale)
 
 
 @given(text=st.text(max_size=80), limit=st.integers(0, 60))

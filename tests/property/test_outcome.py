@@ -197,6 +197,34 @@ def test_the_ends_of_the_rate_are_none_and_all(rate, stop):
     assert not outcome.too_many_system_errors(system_errors=0, trials=1, max_rate=rate, min_trials=0)
 
 
+@given(scale=st.sampled_from([10, 100, 200, 1000]), trials=st.integers(1, 500), data=st.data())
+def test_the_gate_is_at_the_rate_as_written_and_not_as_rounded(scale, trials, data):
+    """3 of 600 at 0.005, and 29 of 100 at 0.29, are not too many; one more is."""
+    share = data.draw(st.integers(0, scale))
+    allowed = share * trials // scale
+    for errors in {min(allowed, trials), min(allowed + 1, trials)}:
+        found = outcome.too_many_system_errors(
+            system_errors=errors, trials=trials, max_rate=float(f"{share / scale:.3f}"), min_trials=0
+        )
+        assert found == (errors * scale > share * trials)
+
+
+@pytest.mark.parametrize(
+    "errors, trials, rate", [(29, 100, 0.29), (3, 600, 0.005), (57, 100, 0.57), (1, 3, 1 / 3)]
+)
+def test_a_share_that_is_the_rate_is_not_above_it_and_one_more_is(errors, trials, rate):
+    """0.29 * 100 is 28.999999999999996."""
+    for more in (0, 1):
+        found = outcome.too_many_system_errors(
+            system_errors=errors + more, trials=trials, max_rate=rate, min_trials=0
+        )
+        assert found is bool(more)
+
+
+def test_no_trial_has_too_many_system_errors():
+    assert not outcome.too_many_system_errors(system_errors=0, trials=0, max_rate=0.0, min_trials=0)
+
+
 AUDIT = {"system_errors": 1, "trials": 2, "max_rate": 0.5, "min_trials": 1}
 
 
