@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .shapes import PerRow, PerToken, check_bool, check_integer, check_one_axis, check_one_shape
@@ -17,20 +19,31 @@ def next_in_row(value: PerToken, row_id: PerToken, *, fill: int | float | bool) 
     Args:
         value: any per-token field.
         row_id: equal within a row, different in neighbouring rows.
-        fill: of the kind of `value`: True or False for a mask, whole for ids.
+        fill: of the kind of `value`: True or False for a mask, whole for ids, any number for floats, which is
+            rounded as they are.
 
     Raises:
-        ValueError: if the shapes are not one [T], row_id is not integer, or `fill` would change its value in
-            the dtype of `value`.
+        ValueError: if the shapes are not one [T], row_id is not integer, or `fill` is of another kind or out of
+            the range of the dtype of `value`.
     """
     check_one_axis("T", value=value, row_id=row_id)
     check_integer(row_id=row_id)
-    whole = not (value.is_floating_point() or value.is_complex())
-    if (value.dtype == torch.bool and not isinstance(fill, bool)) or (whole and isinstance(fill, float)):
-        raise ValueError(f"fill must be of the kind of value, {value.dtype}, got {fill}")
+    _check_fill(fill, value.dtype)
     position = torch.arange(len(row_id), device=row_id.device)
     follows = (row_id.roll(-1) == row_id) & (position < len(row_id) - 1)
     return torch.where(follows, value.roll(-1), torch.full_like(value, fill))
+
+
+def _check_fill(fill: object, dtype: torch.dtype) -> None:
+    """Refuse a fill that a field of that dtype would hold as something else."""
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    kinds = bool if dtype == torch.bool else int if whole else (int, float)
+    if not isinstance(fill, kinds):
+        raise ValueError(f"fill must be of the kind of value, {dtype}, got {fill}")
+    if dtype != torch.bool and abs(fill) < math.inf:
+        limits = torch.iinfo(dtype) if whole else torch.finfo(dtype)
+        if not limits.min <= fill <= limits.max:
+            raise ValueError(f"fill must lie in the range of {dtype}, got {fill}")
 
 
 def sampled_only(loss_mask: PerToken, policy_version: PerToken) -> PerToken:

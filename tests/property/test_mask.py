@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -120,11 +123,42 @@ def test_next_in_row_refuses_row_ids_that_are_not_integers(dtype):
 
 
 @pytest.mark.parametrize(
-    "dtype, fill", [(torch.bool, 0), (torch.bool, -100), (torch.bool, 0.0), (torch.int64, 0.5)]
+    "dtype, fill",
+    [(torch.bool, 0), (torch.bool, -100), (torch.bool, 0.0), (torch.int64, 0.5)]
+    + [(dtype, None) for dtype in (torch.bool, torch.int64, torch.float32, torch.complex64)],
 )
 def test_next_in_row_refuses_a_fill_that_the_field_cannot_hold(dtype, fill):
     with pytest.raises(ValueError, match=f"^fill must be of the kind of value, {dtype}, got {fill}$"):
         mask.next_in_row(torch.zeros(2, dtype=dtype), torch.zeros(2, dtype=torch.long), fill=fill)
+
+
+FULL = {
+    torch.uint8: (0, 255),
+    torch.int16: (-(2**15), 2**15 - 1),
+    torch.int64: (-(2**63), 2**63 - 1),
+    torch.float16: (-65504, 65504),
+    torch.bfloat16: (-3.3895313892515355e38, 3.3895313892515355e38),
+}
+
+
+@pytest.mark.parametrize("dtype", FULL)
+def test_a_fill_is_what_it_was_up_to_the_ends_of_its_dtype_and_refused_beyond(dtype):
+    row_id, field = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=dtype)
+    for fill in FULL[dtype]:
+        assert mask.next_in_row(field, row_id, fill=fill).tolist() == [fill]
+        beyond = type(fill)(fill * 2) + (1 if fill > 0 else -1)
+        with pytest.raises(
+            ValueError, match=f"^fill must lie in the range of {dtype}, got {re.escape(str(beyond))}$"
+        ):
+            mask.next_in_row(field, row_id, fill=beyond)
+
+
+@pytest.mark.parametrize("fill", [math.inf, -math.inf, math.nan])
+def test_a_field_of_floats_may_be_filled_with_what_is_no_number(fill):
+    row_id, field = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.float16)
+    torch.testing.assert_close(
+        mask.next_in_row(field, row_id, fill=fill), torch.full_like(field, fill), equal_nan=True
+    )
 
 
 # Sampled tokens
