@@ -127,7 +127,9 @@ def _shares(search: Search, found: Rescored, place: Place, names: list[int]) -> 
     excess = torch.where(usable, size - allowed, 0.0)
     whole = search.token.difference.abs().sum()
     causes = torch.arange(len(CAUSES), device=size.device)
-    part = torch.where(causes[:, None] == place.cause, excess, 0.0).sum(1)
+    # A temperature explains what its rescoring or its line closes; the curve that a line leaves is nobody's share.
+    named = (causes[:, None] == place.cause) & (causes != TEMPERATURE)[:, None]
+    part = torch.where(named, excess, 0.0).sum(1)
     part = part + torch.where(causes == PRECISION, torch.where(usable, allowed, 0.0).sum(), 0.0)
     share = part / torch.where(whole > 0, whole, 1.0)
     name = torch.tensor(names, device=size.device)

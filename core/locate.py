@@ -36,6 +36,7 @@ from .footprint import (
 )
 from .rescore import Rescored
 from .shapes import PerToken
+from .surrogate import detached_log_ratio
 
 ONE_SIDED, OTHER_SIDE = HIT + 1, -9
 """What a filter earns for a hit that it can make, and for one that it cannot: more than 1 in 13 refute it."""
@@ -81,18 +82,17 @@ class Place(NamedTuple):
 
 def token(fact: TokenFact, logit_noise: float) -> Token:
     """What the search reads of the facts: zeros where nothing may be read, and the rounding to expect."""
-    difference = fact.logprob - fact.rollout_logprob
+    known = fact.loss_mask & fact.entropy.isfinite() & fact.logprob.isfinite()
     # What an engine writes for no logprob at all, such as -9999, has no ratio, as in the losses.
-    usable = fact.loss_mask & fact.entropy.isfinite() & difference.isfinite() & difference.exp().isfinite()
-    dtype = torch.promote_types(fact.logprob.dtype, torch.float32)
+    difference, usable = detached_log_ratio(fact.logprob, fact.rollout_logprob, known)
     logprob, rollout, entropy = (
-        torch.where(usable, x, 0.0).detach().to(dtype)
+        torch.where(usable, x, 0.0).detach().to(difference.dtype)
         for x in (fact.logprob, fact.rollout_logprob, fact.entropy)
     )
     # A kernel may report a logprob a hair above 0.
     wrong = -torch.expm1(torch.minimum(logprob, rollout).clamp(max=0.0))
     noise = logit_noise * wrong + torch.finfo(torch.float32).eps
-    return Token(usable, logprob, logprob - rollout, torch.where(usable, rollout + entropy, 0.0), noise)
+    return Token(usable, logprob, difference, torch.where(usable, rollout + entropy, 0.0), noise)
 
 
 def filter_fits(search: Search, difference: PerToken, noise: PerToken) -> Tensor:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from strategies import poison, poisoned
 
 from core.attribution import Attribution, attribution, rounding_noise
-from core.cause import CAUSES, UNKNOWN, Alternative, Evidence, TokenFact, found, ranked
+from core.cause import CAUSES, TEMPERATURE, UNKNOWN, Alternative, Evidence, TokenFact, found, ranked
 from core.locate import token
 
 F64 = torch.float64
@@ -114,10 +114,33 @@ def test_shares_lie_between_0_and_1_and_never_exceed_1_together(step):
     share = torch.stack(list(result.share))
     if bool(step[0].loss_mask.any()):
         assert bool((share >= -1e-9).all()) and float(share.sum()) <= 1 + 1e-9
-        quiet = (result.cause != UNKNOWN) | ~step[0].loss_mask
+        quiet = ((result.cause != UNKNOWN) & (result.cause != TEMPERATURE)) | ~step[0].loss_mask
         assert float(share.sum()) >= 1 - 1e-9 or not bool(quiet.all())
     else:
         assert bool(share.isnan().all())
+
+
+@given(step=steps())
+def test_a_temperature_never_has_a_larger_share_than_it_closes(step):
+    result = explained(*step)
+    if bool(step[0].loss_mask.any()):
+        gap = torch.where(step[0].loss_mask, step[0].logprob - step[0].rollout_logprob, 0.0).abs().sum()
+        assert float(result.share.temperature * gap) <= float(gap - result.residual.abs().sum()) + 1e-9
+
+
+def test_the_curve_that_a_fitted_line_leaves_is_nobodys_share():
+    """Two tokens of three lie off the line by 0.8 of it, on either side."""
+    rollout = torch.linspace(-3, -0.01, 150, dtype=F64)[torch.arange(150) * 37 % 150]
+    along = 0.25 * (rollout + 1.2)
+    difference = along * (1 + 0.8 * (torch.arange(150) % 3 - 1))
+    fact = facts(difference, logprob=rollout + difference, entropy=[1.2] * 150)
+    result = explained(fact._replace(rollout_logprob=rollout))
+    whole = difference.abs().sum()
+    assert float(result.temperature_ratio) == pytest.approx(1.25) and "temperature" in names(result)
+    assert float(result.share.temperature) == pytest.approx(
+        float((whole - result.residual.abs().sum()) / whole)
+    )
+    assert set(shares(result)) == {"temperature", "precision"} and sum(shares(result).values()) < 0.9
 
 
 @given(step=steps(), junk=poison)
