@@ -14,9 +14,10 @@ prefixes after it is not in the gradient. Every function works token by token on
 result as the loss is weighed.
 
 Where `loss_mask` is False nothing is read, and value and gradient are exactly 0. A token in the mask with a
-recorded logprob that is not finite, or a ratio in its value that overflows, is dropped: 0, never clamped to some
-largest penalty. `core.mismatch` counts logprobs that are not finite. A NaN in `logprob` inside the mask comes out
-as NaN. Only `logprob` has a gradient. Arithmetic is float32 at least, float64 where `logprob` is float64.
+recorded logprob that is not finite, an infinite `logprob`, or a ratio in its value that overflows (of the weighted
+estimate, a value or a slope) is dropped: 0, never clamped to some largest penalty. `core.mismatch` counts logprobs
+that are not finite. A NaN in `logprob` inside the mask comes out as NaN. Only `logprob` has a gradient. Arithmetic is
+float32 at least, float64 where `logprob` is float64.
 """
 
 from __future__ import annotations
@@ -73,16 +74,17 @@ def weighted_k3(
     )
     log_weight, known = detached_log_ratio(logprob, rollout_logprob, loss_mask)
     d = _without_overflow(_log_ratio(logprob, reference_logprob, known))
-    weight = log_weight.exp()
+    value, slope = log_weight.exp() * _k3(d.detach()), log_weight.exp() * d.detach()
+    lost = value.isinf() | slope.isinf()
     # Through the product, autograd would find r d as the difference of two numbers that may be far larger.
-    return weight * _k3(d.detach()) + weight * d.detach() * (d - d.detach())
+    return torch.where(lost, 0.0, value) + torch.where(lost, 0.0, slope) * (d - d.detach())
 
 
 def _log_ratio(logprob: Tensor, reference_logprob: Tensor, loss_mask: Tensor) -> Tensor:
     """log pi - log pi_ref with its gradient, 0 where it is not usable."""
     check_shapes(logprob=logprob, reference_logprob=reference_logprob, loss_mask=loss_mask)
     dtype = torch.promote_types(logprob.dtype, torch.float32)
-    usable = loss_mask & reference_logprob.isfinite()
+    usable = loss_mask & reference_logprob.isfinite() & ~logprob.isinf()
     reference = torch.where(usable, reference_logprob, 0.0).detach().to(dtype)
     return torch.where(usable, logprob, 0.0) - reference
 

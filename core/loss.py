@@ -9,7 +9,8 @@ Every function works token by token on any leading shape, and follows three rule
 * The mask enters on the arguments. Where `loss_mask` is False nothing is read, NaN and infinity included, and
   value and gradient are exactly 0.
 * A token in the mask whose `rollout_logprob` is not finite, or so low that the ratio overflows, has no usable
-  ratio: it is dropped and shown in `unusable`, never given ratio 1. It keeps its place in the denominators.
+  ratio, nor has one whose `logprob` is infinite: it is dropped and shown in `unusable`, never given ratio 1. It
+  keeps its place in the denominators.
 * A NaN in `logprob` or `advantage` inside the mask is an error upstream and comes out as NaN, never as 0.
 
 Arithmetic is float32 at least, float64 where `logprob` is float64.

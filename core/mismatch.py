@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from .shapes import check_float, check_record
-from .surrogate import check_shapes
+from .surrogate import check_shapes, detached_log_ratio
 
 
 class MismatchSums(NamedTuple):
-    """Sums over the tokens in the mask with two finite logprobs; d = logprob - rollout_logprob.
+    """Sums over the usable tokens: in the mask, two finite logprobs, a ratio that does not overflow.
+
+    d = logprob - rollout_logprob. What an engine writes for no logprob at all, such as -9999, has no such ratio.
 
     Args:
-        token_count: such tokens.
-        unusable_count: tokens in the mask with a logprob that is not finite.
+        token_count: usable tokens.
+        unusable_count: the other tokens in the mask.
         absolute: |d|.
         k1: -d, whose mean estimates KL(rollout || trainer).
         k3: exp(d) - 1 - d, the same with less variance, never negative.
@@ -71,18 +73,15 @@ def mismatch_sums(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -
         ValueError: if the three differ in shape, or the mask is not bool.
     """
     check_shapes(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
-    dtype = torch.promote_types(logprob.dtype, torch.float32)
-    usable = _usable(logprob, rollout_logprob, loss_mask)
-    trainer = torch.where(usable, logprob, 0.0).detach().to(dtype)
-    sampler = torch.where(usable, rollout_logprob, 0.0).detach().to(dtype)
-    d = trainer - sampler
+    d, usable = _difference(logprob, rollout_logprob, loss_mask)
+    trainer, sampler = (torch.where(usable, x, 0.0).detach().to(d.dtype) for x in (logprob, rollout_logprob))
 
     def total(term: Tensor) -> Tensor:
         return torch.where(usable, term, 0.0).sum()
 
     return MismatchSums(
-        token_count=usable.sum().to(dtype),
-        unusable_count=(loss_mask & ~usable).sum().to(dtype),
+        token_count=usable.sum().to(d.dtype),
+        unusable_count=(loss_mask & ~usable).sum().to(d.dtype),
         absolute=total(d.abs()),
         k1=total(-d),
         k3=total(torch.expm1(d) - d),
@@ -143,7 +142,7 @@ class WorstTokens(NamedTuple):
 
 
 def worst_tokens(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor, *, count: int) -> WorstTokens:
-    """The `count` tokens on which trainer and sampler differ most, of those with two finite logprobs.
+    """The `count` tokens on which trainer and sampler differ most, of those that `mismatch_sums` counts.
 
     Nothing is read where `loss_mask` is False. The worst of several micro-batches are the worst of their worst.
 
@@ -153,16 +152,12 @@ def worst_tokens(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor, *,
     check_shapes(logprob=logprob, rollout_logprob=rollout_logprob, loss_mask=loss_mask)
     if not 1 <= count <= loss_mask.numel():
         raise ValueError(f"count must lie between 1 and {loss_mask.numel()}, got {count}")
-    usable = _usable(logprob, rollout_logprob, loss_mask).flatten()
-    dtype = torch.promote_types(logprob.dtype, torch.float32)
-    trainer, sampler = (
-        torch.where(usable, x.detach().flatten(), 0.0).to(dtype) for x in (logprob, rollout_logprob)
-    )
-    size = torch.where(usable, (trainer - sampler).abs(), -1.0)
+    d, usable = (x.flatten() for x in _difference(logprob, rollout_logprob, loss_mask))
+    size = torch.where(usable, d.abs(), -1.0)
     index = size.argsort(descending=True, stable=True)[:count]
     present = usable[index]
-    return WorstTokens(torch.where(present, index, -1), torch.where(present, (trainer - sampler)[index], 0.0))
+    return WorstTokens(torch.where(present, index, -1), torch.where(present, d[index], 0.0))
 
 
-def _usable(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -> Tensor:
-    return loss_mask & logprob.isfinite() & rollout_logprob.isfinite()
+def _difference(logprob: Tensor, rollout_logprob: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
+    return detached_log_ratio(logprob, rollout_logprob, loss_mask & logprob.isfinite())

@@ -42,7 +42,7 @@ class AnchoredToken(NamedTuple):
         anchor: recorded logprob that the ratio is against; 0 where not usable.
         advantage: detached; 0 where not usable.
         ratio: exp(logprob - anchor), detached; 0 where not usable.
-        usable: in the mask, with a finite anchor and a ratio that does not overflow.
+        usable: in the mask, with a finite anchor, a logprob that is not infinite and a ratio that does not overflow.
         loss_mask: as it came.
     """
 
@@ -68,11 +68,14 @@ def anchored(logprob: Tensor, anchor: Tensor, advantage: Tensor, loss_mask: Tens
 
 
 def detached_log_ratio(logprob: Tensor, anchor: Tensor, loss_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """logprob - anchor, and where it is usable; 0 elsewhere. A NaN logprob stays in it and is seen."""
+    """logprob - anchor, and where it is usable; 0 elsewhere. A NaN logprob stays in it and is seen.
+
+    An infinite one is not usable: no weights reach it by a gradient, and 0 times it would be NaN.
+    """
     dtype = torch.promote_types(logprob.dtype, torch.float32)
     sampled = loss_mask & anchor.isfinite()
     log_ratio = logprob.detach().to(dtype) - anchor.detach().to(dtype)
-    usable = sampled & ~log_ratio.exp().isinf()
+    usable = sampled & ~log_ratio.isinf() & ~log_ratio.exp().isinf()
     return torch.where(usable, log_ratio, 0.0), usable
 
 

@@ -39,7 +39,7 @@ def surrogate(
         value = slope = ratio = 0.0
         out = bad = False
         if m:
-            bad = not math.isfinite(roll) or lp - roll > LARGEST_EXPONENT
+            bad = not math.isfinite(roll) or math.isinf(lp) or lp - roll > LARGEST_EXPONENT
             if not bad:
                 coefficient, out = rule(lp, roll, A)
                 ratio = math.exp(lp - roll)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+LARGEST_EXPONENT = math.log(1.7976931348623157e308)
+
 
 def pairs(
     logprob: Sequence[float], rollout_logprob: Sequence[float], loss_mask: Sequence[bool]
 ) -> tuple[list[tuple[float, float]], int]:
-    """Tokens in the mask with two finite logprobs, and how many have not."""
+    """Tokens in the mask with two finite logprobs and a ratio that a float can hold, and how many have not."""
     inside = [(a, b) for a, b, m in zip(logprob, rollout_logprob, loss_mask) if m]
-    finite = [(a, b) for a, b in inside if math.isfinite(a) and math.isfinite(b)]
-    return finite, len(inside) - len(finite)
+    known = [(a, b) for a, b in inside if math.isfinite(a) and math.isfinite(b) and a - b <= LARGEST_EXPONENT]
+    return known, len(inside) - len(known)
 
 
 def sums(tokens: Sequence[tuple[float, float]]) -> dict[str, float]:

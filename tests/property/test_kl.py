@@ -135,6 +135,29 @@ def test_a_ratio_that_overflows_is_dropped_and_not_clamped(rule, lp):
     assert float(value[1]) == pytest.approx(math.exp(79) - 80) and float(grad[1]) < -70
 
 
+@pytest.mark.parametrize("junk", [math.inf, -math.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_with_an_infinite_logprob_is_dropped(rule, junk):
+    value, grad = run(rule, tokens([junk, -1.0], [-1.0, -2.0], roll=[-1.0, -1.0]))
+    expected = definition(rule, -1.0, -1.0, -2.0)
+    assert (value[1].item(), grad[1].item()) == pytest.approx(expected)
+    assert value[0] == grad[0] == 0
+
+
+@pytest.mark.parametrize("dtype, far", [(torch.float32, 70.0), (F64, 600.0)])
+def test_a_weighted_estimate_whose_value_or_slope_overflows_is_dropped(dtype, far):
+    """Each ratio alone is a number; their product, or that of ratio and distance, is none."""
+    for reference in (0.0, -1e38 if dtype == torch.float32 else -1e300):
+        batch = tokens([-far, -1.0], [reference, -1.0], roll=[-2 * far, -1.0], dtype=dtype)
+        value, grad = run("weighted k3", batch)
+        assert value.tolist() == [0.0, 0.0] == grad.tolist()
+    largest = math.log(torch.finfo(dtype).max) - 0.1
+    value, grad = run("weighted k3", tokens([-0.5], [-2.0], roll=[-0.5 - largest], dtype=dtype))
+    assert value == grad == 0
+    value, grad = run("weighted k3", tokens([-far / 2], [0.0], roll=[-far], dtype=dtype))
+    assert float(value) == pytest.approx(math.exp(far), rel=1e-3) and -math.inf < float(grad) < 0
+
+
 def test_an_estimate_without_a_ratio_is_never_cut_off():
     batch = tokens([-9999.0], [-1.0])
     assert [float(x) for x in run("k1", batch)] == [-9998.0, 1.0]

@@ -103,6 +103,16 @@ def test_slope_is_the_gradient_and_has_none(batch):
         assert torch.equal(result.value, result.slope * batch.logprob)
 
 
+@pytest.mark.parametrize("junk", [math.inf, -math.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_with_an_infinite_logprob_is_dropped_and_shown(rule, junk):
+    """In value and in gradient: 0 times infinity would be NaN."""
+    for a in (1.0, -1.0):
+        result, grad = run(rule, tokens([junk, -1.0], [-1.0, -1.0], [a, a]))
+        assert result.value.tolist() == [0.0, a] and grad.tolist() == result.slope.tolist() == [0.0, -a]
+        assert result.unusable.tolist() == [True, False] and not result.out_of_region.any()
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_nan_advantage_is_never_out_of_region(rule):
     result, grad = run(rule, tokens([-9.0, -0.1], [-0.1, -9.0], [math.nan, math.nan]))

@@ -206,6 +206,16 @@ def test_decoupled_ppo_drops_a_token_whose_whole_ratio_overflows():
     assert run("decoupled", batch._replace(loss_mask=torch.tensor([False, True])))[0].unusable.sum() == 0
 
 
+@pytest.mark.parametrize("junk", [math.inf, -math.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_with_an_infinite_logprob_is_dropped_and_shown(rule, junk):
+    """In value and in gradient: 0 times infinity would be NaN."""
+    for a in (1.0, -1.0):
+        result, grad = run(rule, tokens([junk, -1.0], [-1.0, -1.0], [a, a], row=[0, 1]))
+        assert result.value.tolist() == [0.0, a] and grad.tolist() == result.slope.tolist() == [0.0, -a]
+        assert result.unusable.tolist() == [True, False] and not result.out_of_region.any()
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("field", ["logprob", "advantage"])
 def test_a_nan_from_upstream_is_seen(rule, field):

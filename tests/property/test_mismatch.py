@@ -83,6 +83,17 @@ def test_tokens_without_a_finite_logprob_are_counted_apart():
     assert float(sums.token_count) == 1 and float(sums.unusable_count) == 2 and float(sums.absolute) == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_an_engine_writes_for_no_logprob_is_counted_apart_and_is_never_a_worst_token(dtype):
+    """-9999 leaves no finite ratio in any dtype; a gap of 20, which float16 could not raise to a power, does."""
+    lp, lr = torch.tensor([-1.0, -1.0, -2.0]).to(dtype), torch.tensor([-9999.0, -21.0, -1.0]).to(dtype)
+    mask = torch.ones(3, dtype=torch.bool)
+    sums = mismatch.mismatch_sums(lp, lr, mask)
+    assert float(sums.token_count) == 2 and float(sums.unusable_count) == 1 and float(sums.absolute) == 21
+    worst = mismatch.worst_tokens(lp, lr, mask, count=3)
+    assert worst.token_index.tolist() == [1, 2, -1] and worst.difference.tolist() == [20, -1, 0]
+
+
 def test_the_mean_over_no_token_is_nan_and_not_zero():
     sums = mismatch.mismatch_sums(torch.zeros(2), torch.zeros(2), torch.zeros(2, dtype=torch.bool))
     assert all(value.isnan() for value in mismatch.mismatch(sums))

@@ -124,14 +124,14 @@ def test_a_token_is_usable_with_a_finite_anchor_and_a_ratio_that_does_not_overfl
         assert field.isfinite().all() and not field[~token.usable].any()
 
 
-def test_a_ratio_of_zero_is_usable_and_a_nan_is_kept():
+def test_a_ratio_of_zero_is_usable_a_nan_is_kept_and_an_infinite_logprob_has_no_ratio():
     log_ratio, usable = detached_log_ratio(
-        torch.tensor([-math.inf, math.nan, math.inf], dtype=F64),
-        torch.tensor([-1.0] * 3, dtype=F64),
-        torch.tensor([T] * 3),
+        torch.tensor([-1e4, math.nan, math.inf, -math.inf], dtype=F64),
+        torch.tensor([-1.0] * 4, dtype=F64),
+        torch.tensor([T] * 4),
     )
-    assert usable.tolist() == [T, T, F]
-    assert log_ratio[0] == -math.inf and log_ratio[1].isnan() and log_ratio[2] == 0
+    assert usable.tolist() == [T, T, F, F]
+    assert log_ratio[0] == -9999 and log_ratio[1].isnan() and log_ratio[2] == log_ratio[3] == 0
 
 
 @given(batch=token_batches(), junk=poison)
