@@ -206,7 +206,9 @@ class BubblewrapSandbox:
             answered = False
         if not answered:
             dead = kernel.wait_handle(self._init, time.monotonic() + server_process.DYING_S)
-            what = "everything in the sandbox is dead" if dead else "what the tool server started does not die"
+            what = (
+                "everything in the sandbox is dead" if dead else "what the tool server started does not die"
+            )
             raise SandboxError("start", what)
         while True:
             try:
