@@ -89,8 +89,9 @@ def _of_step(steps: tuple[Step, ...], turn: int, signs: Signs) -> list[Clue]:
     """What a result says of the tool; less, if the same tool then did its work."""
     step = steps[turn]
     if not step.tool:
+        weight = NOTED if any(later.tool or not later.error for later in steps[turn + 1 :]) else POSSIBLE
         quote = (step.result or step.said)[:200]
-        return [Clue("policy", "unreadable_call", POSSIBLE, turn, "", quote)] if step.error else []
+        return [Clue("policy", "unreadable_call", weight, turn, "", quote)] if step.error else []
     recovered = any(
         later.tool == step.tool and not later.error and not _line(later.result, signs.missing)
         for later in steps[turn + 1 :]

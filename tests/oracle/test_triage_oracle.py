@@ -121,7 +121,9 @@ CASES = [
         "error: no such file",
     ),
     (trace(FAILED, call("no such thing in it"), ANSWER), "policy", "nothing_else", -1, "reward 0.0"),
-    (trace(FAILED, BAD, ANSWER), "policy", "unreadable_call", 0, "error: not JSON"),
+    (trace(FAILED, call(FINE), BAD, BAD), "policy", "unreadable_call", 1, "error: not JSON"),
+    (trace(FAILED, BAD, call(FINE)), "policy", "nothing_else", -1, "reward 0.0"),
+    (trace(FAILED, BAD, ANSWER), "policy", "no_call", 1, "4"),
     (trace(FAILED, ANSWER), "policy", "no_call", 0, "4"),
     (trace(FAILED, *[call(FINE)] * 3), "policy", "same_call_again", 2, "3 times bash {}"),
     (

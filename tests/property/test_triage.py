@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.clue import CAUSES, CERTAIN, FALLBACK, NOTED, Criterion, Signs, Step, Trace, likely_cause
+from core.clue import CAUSES, CERTAIN, FALLBACK, NOTED, Clue, Criterion, Signs, Step, Trace, likely_cause
 from core.outcome import KINDS, TRUNCATIONS, Outcome
 from core.triage import clues_of
 
@@ -69,9 +69,14 @@ traces = st.builds(
 )
 
 
+def clues(trace: Trace, **changed: Any) -> list[Clue]:
+    """With the knobs above, but for some."""
+    return clues_of(trace, **(KNOBS | changed))
+
+
 @given(traces)
 def test_every_failure_has_a_clue_that_weighs_and_the_heaviest_stands_first(trace: Trace) -> None:
-    found = clues_of(trace, **KNOBS)
+    found = clues(trace)
     assert found[0].weight > NOTED and found[0].cause == likely_cause(found)
     assert [clue.weight for clue in found] == sorted((clue.weight for clue in found), reverse=True)
     for clue in found:
@@ -81,18 +86,18 @@ def test_every_failure_has_a_clue_that_weighs_and_the_heaviest_stands_first(trac
 
 @given(traces)
 def test_a_system_error_is_what_its_phase_and_cause_say_whatever_the_policy_did(trace: Trace) -> None:
-    found = clues_of(trace, **KNOBS)
+    found = clues(trace)
     certain = [clue for clue in found if clue.weight == CERTAIN and clue.rule != "all_met"]
     assert len(certain) == (trace.outcome.kind == "system_error")
     if certain and trace.reward is None:
         alone = trace._replace(steps=(), criteria=())
-        assert likely_cause(found) == likely_cause(clues_of(alone, **KNOBS))
+        assert likely_cause(found) == likely_cause(clues(alone))
 
 
 @given(traces, st.sampled_from(["read", "bash"]))
 def test_a_tool_that_did_its_work_later_is_not_to_blame(trace: Trace, tool: str) -> None:
     good = Step("I go on.", tool, '{"last": 1}', "A2: fee | B2: 4", False, 0.0)
-    found = clues_of(trace._replace(steps=(*trace.steps, good), outcome=Outcome(kind="failed")), **KNOBS)
+    found = clues(trace._replace(steps=(*trace.steps, good), outcome=Outcome(kind="failed")))
     for clue in found:
         if clue.tool == tool and clue.rule in (
             "missing_package",
@@ -107,7 +112,7 @@ def test_a_tool_that_did_its_work_later_is_not_to_blame(trace: Trace, tool: str)
 def test_nothing_depends_on_what_the_tools_are_called(trace: Trace) -> None:
     renamed = {"": "", "read": "lesen", "bash": "shell"}
     other = trace._replace(steps=tuple(step._replace(tool=renamed[step.tool]) for step in trace.steps))
-    found, again = clues_of(trace, **KNOBS), clues_of(other, **KNOBS)
+    found, again = clues(trace), clues(other)
     assert [clue[:4] for clue in found] == [clue[:4] for clue in again]
     assert [renamed[clue.tool] for clue in found] == [clue.tool for clue in again]
 
@@ -116,7 +121,7 @@ def test_nothing_depends_on_what_the_tools_are_called(trace: Trace) -> None:
 def test_the_policy_is_only_blamed_for_want_of_anything_else_where_there_is_nothing_else(
     trace: Trace,
 ) -> None:
-    found = clues_of(trace, **KNOBS)
+    found = clues(trace)
     fallback = [clue for clue in found if clue.weight == FALLBACK]
     others = [clue for clue in found if clue.weight > FALLBACK]
     assert len(fallback) == (not others)
@@ -125,8 +130,8 @@ def test_the_policy_is_only_blamed_for_want_of_anything_else_where_there_is_noth
 def test_bad_knobs_are_refused() -> None:
     trace = Trace(Outcome(kind="failed"), 0.0, (), (), 0.0, 0.0)
     with pytest.raises(ValueError, match="repeats must be at least 2"):
-        clues_of(trace, **KNOBS | {"repeats": 1})
+        clues(trace, repeats=1)
     for name in ("slow_share", "flood_share"):
         for value in (0.0, 1.5, float("nan")):
             with pytest.raises(ValueError, match=f"{name} must lie above 0 and at most at 1, got {value}"):
-                clues_of(trace, **KNOBS | {name: value})
+                clues(trace, **{name: value})
