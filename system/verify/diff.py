@@ -11,7 +11,7 @@ import os
 import stat
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -60,21 +60,27 @@ class DiffLimits:
     "Of the text of one change, on either side."
     memory_bytes: int = 768 << 20
     "Of the child that reads a file."
-    file_s: float = 30.0
+    file_s: float = 15.0
     "Of the clock, for one file."
-    seconds: float = 120.0
+    seconds: float = 60.0
     "For all of them; after it only hashes are compared."
 
 
-def changes(world: GradedWorld, limits: DiffLimits | None = None) -> list[Change]:
+def changes(
+    world: GradedWorld, limits: DiffLimits | None = None, *, only: Collection[str] | None = None
+) -> list[Change]:
     """Everything that differs between a frozen world and the pristine one, by path and place.
 
     Every path of `world.changed()` has at least one Change.
+
+    Args:
+        only: paths that are compared; all of them if left out.
     """
     limits = limits or DiffLimits()
     deadline = time.monotonic() + limits.seconds
     found: list[Change] = []
-    for number, path in enumerate(world.changed()):
+    wanted = [path for path in world.changed() if only is None or path in only]
+    for number, path in enumerate(wanted):
         within = number < limits.files and time.monotonic() < deadline
         found += _file(world, path, limits, within)
     return found

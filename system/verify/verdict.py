@@ -17,6 +17,11 @@ class Criterion:
     detail: str
     gate: bool
 
+    def __post_init__(self) -> None:
+        """A file's name, or what a judge quotes, may hold what no text can be written with."""
+        told = self.detail.encode("utf-8", "backslashreplace").decode()
+        object.__setattr__(self, "detail", told)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
