@@ -174,6 +174,8 @@ class ModalSandbox:
         while True:
             now = time.monotonic()
             step = next_step(progress, keys, rule=rule, now_s=now, deadline_s=deadline, seed=seed)
+            if step.kind == "stop" and not progress.attempts:
+                raise SandboxError("start", self._late())
             if step.kind == "stop":
                 tries = f"{progress.attempts} attempt{'s' * (progress.attempts != 1)}"
                 raise SandboxError("start", f"{service.FAULTS[step.cause]} after {tries}: {said}")
@@ -183,14 +185,16 @@ class ModalSandbox:
             try:
                 return self._create_once(modal, deadline)
             except service.Late:
-                cause = f"create: Modal gave no container within {self._limits.start_s:g} s"
-                raise SandboxError("start", cause) from None
+                raise SandboxError("start", self._late()) from None
             except service.Refused as error:
                 self._doubtful = error.fault in ("busy", "connection")
                 said, reply = error.said, Reply(None, error.fault, "", None)
                 progress, keys = after_reply(
                     progress, keys, reply, key=0, rule=rule, now_s=time.monotonic(), seed=seed
                 )
+
+    def _late(self) -> str:
+        return f"create: Modal gave no container within {self._limits.start_s:g} s"
 
     def _create_once(self, modal: service.Service, deadline: float) -> Any:
         settings, folder = self._settings, self._folder.name

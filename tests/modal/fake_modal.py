@@ -265,7 +265,9 @@ class Api(ModalClientBase):
         await self._got("EnvironmentGetOrCreate", stream)
         settings = api.EnvironmentSettings(image_builder_version="2025.06")
         metadata = api.EnvironmentMetadata(name="main", settings=settings)
-        await stream.send_message(api.EnvironmentGetOrCreateResponse(environment_id="en-1", metadata=metadata))
+        await stream.send_message(
+            api.EnvironmentGetOrCreateResponse(environment_id="en-1", metadata=metadata)
+        )
 
     async def SecretGetOrCreate(self, stream: Any) -> None:
         request = await self._got("SecretGetOrCreate", stream)
@@ -385,7 +387,8 @@ class Router(TaskCommandRouterBase):
         said, at = program.said[fd], request.offset
         while True:
             async with program.grown:
-                await program.grown.wait_for(lambda: len(said) > at or fd not in program.open)
+                while len(said) == at and fd in program.open:
+                    await program.grown.wait()
             if len(said) == at:
                 return
             chunk = bytes(said[at : at + (1 << 18)])
@@ -423,7 +426,7 @@ def _environment() -> dict[str, str]:
 
 
 async def _started(command: list[str], cut_off: bool) -> tuple[asyncio.subprocess.Process, int]:
-    """A container, and the pid of its first process. Its root folder is empty but for the system and the interpreter."""
+    """A container, with nothing in it but the system and the interpreter; also the pid of its first process."""
     info, info_there = os.pipe()
     view = ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
     for name in ("bin", "sbin", "lib", "lib64"):
