@@ -9,7 +9,7 @@ from .checks import grade, read_checks
 from .fault import VerifyError
 from .judge import Judge
 from .rubric import Rubric, judged, read_rubric
-from .script import ScriptLimits, run_script
+from .script import ScriptLimits, run_script, who_is_to_blame
 from .verdict import Verdict
 from .world import GradedWorld
 
@@ -33,7 +33,8 @@ def verify(
     Args:
         judge: for a rubric.
         scratch_root: where a test script's copies lie; see `run_script`.
-        timeout_s: of a test script; the task's own [verifier] timeout_sec if None.
+        timeout_s: of a test script; the task's own [verifier] timeout_sec if None. Grading takes up to 1.25 times that:
+            a script that an agent's world keeps from ending is tried on the untouched world.
 
     Raises:
         VerifyError: grading failed, and there is no reward.
@@ -81,12 +82,17 @@ def _by_script(
         raise VerifyError(
             "task", f"a test script gets nothing of the host's environment, got {', '.join(hosts)}"
         )
-    return run_script(
-        task_folder / "tests",
-        world,
-        answer,
-        workdir=environment.get("workdir") or "/world",
-        environment=variables,
-        scratch_root=scratch_root,
-        limits=ScriptLimits(seconds=timeout_s or float(verifier.get("timeout_sec", 600.0))),
-    )
+
+    def grade(world: GradedWorld, answer: str, seconds: float) -> Verdict:
+        return run_script(
+            task_folder / "tests",
+            world,
+            answer,
+            workdir=environment.get("workdir") or "/world",
+            environment=variables,
+            scratch_root=scratch_root,
+            limits=ScriptLimits(seconds=seconds),
+        )
+
+    seconds = timeout_s or float(verifier.get("timeout_sec", 600.0))
+    return who_is_to_blame(grade, world, answer, seconds=seconds)

@@ -3,6 +3,9 @@
 The rules are Harbor's: reward.json (a flat object of finite numbers) goes before reward.txt (one number), what lay
 there before does not count, the exit code does not either. The agent's processes are dead, its world is a copy,
 and nothing that the script starts outlives it; the reward is read after that, by this process.
+
+A script that breaks on what an agent left would be a fault of the system, and a way for the agent not to get its 0.
+So who is to blame is tried: a script that grades the untouched world was broken by the agent.
 """
 
 from __future__ import annotations
@@ -20,12 +23,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..sandbox import kernel, scratch
+from ..sandbox.frozen import FrozenWorld
 from .fault import VerifyError
 from .verdict import Criterion, Verdict
 from .world import GradedWorld
@@ -37,6 +41,22 @@ _LARGEST_REWARD = 1 << 16
 _CHUNK = 1 << 16
 _KEPT_OUTPUT = 2_000
 _UID = 1000
+
+_OF_THE_WORLD = ("script_timeout", "reward_missing", "reward_unreadable")
+"""Faults that a world may have brought about."""
+_PART = 0.25
+"""A world on which a script is out of time is to blame if the untouched one takes this part of the time at most."""
+
+_OWN = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONSAFEPATH": "1",
+    "PYTHONPATH": "/tests",
+    "GIT_CONFIG_COUNT": "2",
+    **{"GIT_CONFIG_KEY_0": "core.hooksPath", "GIT_CONFIG_VALUE_0": os.devnull},
+    **{"GIT_CONFIG_KEY_1": "core.fsmonitor", "GIT_CONFIG_VALUE_1": "false"},
+}
+"""Of the script's environment. It works in the agent's world: Python imports nothing, git runs nothing from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +73,57 @@ class ScriptLimits:
     "All that it writes into /tmp."
     world_bytes: int = 256 << 20
     "Size of the world that is copied for it."
+    world_files: int = 20_000
+    "Number of its files."
     stop_s: float = 10.0
     "Deadline of the confirmed end."
+
+
+class WorldTooLarge(VerifyError):
+    """A world that is not copied for a script."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("sandbox", detail)
+
+
+def who_is_to_blame(
+    grade: Callable[[GradedWorld, str, float], Verdict], world: GradedWorld, answer: str, *, seconds: float
+) -> Verdict:
+    """The verdict of a script; 0 if it breaks on what the agent left and not on the world as it was at first.
+
+    A script that breaks for once is run again.
+
+    Args:
+        grade: runs the script over a world and an answer, for so long at most.
+        seconds: what the script may take.
+
+    Raises:
+        VerifyError: the script breaks on the untouched world too, or the machine is at fault.
+    """
+    try:
+        return grade(world, answer, seconds)
+    except VerifyError as error:
+        if error.cause not in _OF_THE_WORLD and not isinstance(error, WorldTooLarge):
+            raise
+        fault = error
+    try:
+        part = _PART * seconds if fault.cause == "script_timeout" else seconds
+        grade(FrozenWorld(lower=world.lower, root=world.lower), "", part)
+    except VerifyError:
+        raise fault from None
+    if fault.cause in ("reward_missing", "reward_unreadable"):
+        try:
+            return grade(world, answer, seconds)
+        except VerifyError as again:
+            fault = again
+    if fault.cause not in _OF_THE_WORLD and not isinstance(fault, WorldTooLarge):
+        raise fault
+    detail = f"{fault}; it grades the world as it was at first"
+    return Verdict(
+        reward=0.0,
+        passed=False,
+        criteria=(Criterion(name="gradable", met=False, detail=detail, gate=True),),
+    )
 
 
 def run_script(
@@ -73,7 +142,8 @@ def run_script(
         tests: the task's tests folder; the script sees it as /tests, read-only.
         answer: the agent's last words, for the script in /logs/agent/answer.txt.
         workdir: where the script sees the world, and works.
-        environment: of the script, on top of PATH, HOME and LANG.
+        environment: of the script, on top of PATH, HOME, LANG, and what keeps Python and git from running what
+            lies in the world.
         scratch_root: where its copies lie while it runs; `system.sandbox.reap` clears it after a killed run.
 
     Raises:
@@ -169,19 +239,21 @@ def _verdict(rewards: dict[str, float], detail: str) -> Verdict:
 
 
 def _lay_out(place: Path, tests: Path, world: GradedWorld, answer: str, limits: ScriptLimits) -> None:
-    """The copies that the script works on; links, pipes and devices of the agent's are left out."""
+    """The copies that the script works on; links, pipes, devices and closed files of the agent's are left out."""
     for name in ("world", "verifier", "agent"):
         (place / name).mkdir(mode=0o755)
     shutil.copytree(tests, place / "tests", symlinks=True)
     (place / "agent" / "answer.txt").write_text(answer, errors="replace")
-    left = limits.world_bytes
-    for name in world.files():
+    left, names = limits.world_bytes, world.files()
+    if len(names) > limits.world_files:
+        raise WorldTooLarge(f"the world must have {limits.world_files} files at most, got {len(names)}")
+    for name in names:
         source = world.path(name)
-        if source is None:
+        if source is None or not os.access(source, os.R_OK, effective_ids=True):
             continue
         left -= source.lstat().st_size
         if left < 0:
-            raise VerifyError("sandbox", f"the world must have {limits.world_bytes} bytes at most, got more")
+            raise WorldTooLarge(f"the world must have {limits.world_bytes} bytes at most, got more")
         target = place / "world" / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target, follow_symlinks=False)
@@ -316,12 +388,9 @@ def _view(place: Path, workdir: str, environment: dict[str, str], limits: Script
             path = os.path.join(prefix, part)
             if os.path.exists(path) and not path.startswith(("/usr/", "/lib/", "/bin/")):
                 shown += ["--ro-bind", path, path]
-    own = {
-        "PATH": os.pathsep.join([os.path.join(sys.prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin"]),
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-    }
-    variables = [word for name, value in (own | environment).items() for word in ("--setenv", name, value)]
+    path = os.pathsep.join([os.path.join(sys.prefix, "bin"), "/usr/local/bin", "/usr/bin", "/bin"])
+    told = {"PATH": path} | _OWN | environment
+    variables = [word for name, value in told.items() for word in ("--setenv", name, value)]
     return [
         *(
             "--unshare-user",
