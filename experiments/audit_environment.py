@@ -8,8 +8,6 @@ everywhere; a policy may fail, the system may not. Exit code 1 if the gate is no
 
 from __future__ import annotations
 
-import os
-import platform
 import shlex
 import sys
 import time
@@ -33,7 +31,7 @@ from system.engine.scripted import ScriptedEngine
 from system.fleet import FleetError
 from system.harness.chat import Chat
 from system.harness.serving import kit_of
-from system.record.audit import Tally, faults, page, print_audit
+from system.record.audit import Tally, faults, machine_name, page, print_audit
 from system.record.metrics import JsonLines, commit_hash, write_json
 from system.run import Machinery, machinery, machinery_with, run_folder
 from system.sandbox import choose_sandbox, kernel
@@ -376,16 +374,6 @@ def replay(config: Config, task: str) -> str:
             many = value if isinstance(value, tuple) else (value,)
             words += [f"--{field.name.replace('_', '-')}", *(str(one) for one in many)]
     return shlex.join([*words, "--task", task])
-
-
-def machine_name() -> str:
-    """Cores and kind of the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
 
 
 class Shown:

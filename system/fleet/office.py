@@ -32,10 +32,14 @@ def load(kit: str = "brief") -> None:
     with tempfile.TemporaryDirectory() as folder:
         world = Path(folder, "world")
         _write_world(world)
-        calls = (
-            _code_calls() if kit == "code" else _calls(world) + (_full_calls(world) if kit == "full" else [])
-        )
-        anyio.run(_use, world, tools, calls)
+        anyio.run(_use, world, tools, calls_of(kit, world))
+
+
+def calls_of(kit: str, world: Path) -> list[tuple[str, dict[str, Any]]]:
+    """At least one call of every tool of a kit, in an order in which all succeed in a world of ours."""
+    if kit == "code":
+        return _code_calls()
+    return _calls(world) + (_full_calls(world) if kit == "full" else [])
 
 
 def _write_world(world: Path) -> None:

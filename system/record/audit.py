@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -293,3 +296,13 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> st
         "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in line) + " |"
         for line in lines
     )
+
+
+def machine_name() -> str:
+    """Cores and kind of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} cores, {names[0] if names else platform.processor() or platform.machine()}"
