@@ -7,7 +7,7 @@ import math
 import resource
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import anyio
-from mcp import MCPError
 
 from core.outcome import Outcome
 from core.tito import Ledger
@@ -28,7 +27,7 @@ from system.harness.conversation import Episode, Harness, Limits
 from system.harness.office import OfficeAgent
 from system.harness.serving import expected_tools, serving
 from system.sandbox import Limits as SandboxLimits
-from system.sandbox import Sandbox, SandboxError, open_sandbox
+from system.sandbox import Sandbox, SandboxError, Serve, open_sandbox
 from system.verify import Verdict, VerifyError, verify
 from system.verify.judge_service import RemoteJudge
 from system.world.task import Task, read_task
@@ -44,7 +43,7 @@ class TrialError(Exception):
         self.phase, self.cause = phase, cause
 
 
-def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
+def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) -> dict[str, Any]:
     """One attempt at a task.
 
     Each layer has a deadline of its own. A tool that is late is an answer to the policy; an agent that is late is
@@ -56,8 +55,10 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
             call). May have harness ("office" or "code"), toolset (of the office; the task's own if left out),
             judge_socket (of a `JudgeService`, for rubrics), sandbox_limits, purpose ("train" or "eval"),
             nudge_purposes (when the agent is reminded that the context ends; ["train"]), and start_s, verify_s,
-            stop_s (of the start, of grading, of each half of the end; left out, only the fleet ends them), and modal
+            stop_s (of the start, of grading, of each half of the end; left out, only the fleet ends them), engine_s
+            (what the engine may take for a reply; later it is at fault, and not the agent's clock), and modal
             (the fields of `system.sandbox.modal.ModalSettings`, for the sandbox "modal").
+        serving: what serves the tools in the sandbox; takes what `system.harness.serving.serving` does.
 
     Raises:
         TrialError: a system error; such a trial has no reward.
@@ -67,8 +68,8 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
     with phase("start", seconds, limit_s=start_s):
         task = read_task(Path(spec["task"]))
         instruction = task.instruction
-        sandbox = _opened(spec, task)
-    engine = EngineClient(spec["engine_socket"])
+        sandbox = _opened(spec, task, serving)
+    engine = EngineClient(spec["engine_socket"], patience_s=spec.get("engine_s", math.inf))
     try:
         with phase("agent", seconds):
             engine.deadline = time.monotonic() + spec["deadline_s"]
@@ -102,7 +103,7 @@ def run_trial(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _opened(spec: dict[str, Any], task: Task) -> Sandbox:
+def _opened(spec: dict[str, Any], task: Task, serving: Callable[..., Serve]) -> Sandbox:
     if task.world is None:
         raise ValueError(f"task must bring a world in environment/world, got {task.folder}")
     serve = serving(
@@ -249,9 +250,13 @@ def phase(
         if not late:
             cause = error.cause if isinstance(error, SandboxError) else str(error)
             raise TrialError(blame or name, cause) from error
-    except (MCPError, OSError, RuntimeError, ValueError, ExceptionGroup) as error:
+    except TrialError:
         if not late:
-            raise TrialError(blame or name, f"{type(error).__name__}: {error}".replace("\n", " ")) from error
+            raise
+    except Exception as error:
+        if not late:
+            cause = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+            raise TrialError(blame or name, cause) from error
     finally:
         seconds[name] = time.monotonic() - begun
     if late:

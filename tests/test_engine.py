@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ from system.engine import (
     EngineError,
     EngineHandle,
     GenerateRequest,
+    check_reply,
     start_embedded_engine,
 )
 from system.engine.batch import LARGEST_DRAW, Batch, common_prefix, sample
@@ -521,3 +524,26 @@ def test_common_prefix_finds_the_first_difference():
         assert common_prefix([7] * 8, other) == at
     assert common_prefix([1, 2], [1, 2, 3]) == 2
     assert common_prefix([], [1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"request_id": "other"}, "request_id of a reply must be r1, got other"),
+        ({"token_ids": []}, "a reply must have 1 to 3 token_ids, got 0"),
+        ({"token_ids": [1, 2, 3, 5]}, "a reply must have 1 to 3 token_ids, got 4"),
+        ({"token_ids": None}, "a reply must have 1 to 3 token_ids, got NoneType"),
+        ({"token_ids": [9, 5]}, "token_ids of a reply must be from 0 to 8, got 9"),
+        ({"token_ids": [-1, 5]}, "token_ids of a reply must be from 0 to 8, got -1"),
+        ({"token_ids": [True, 5]}, "token_ids of a reply must be from 0 to 8, got True"),
+        ({"token_ids": [1, 2]}, "a reply that stops must end with a stop token, got 2"),
+    ],
+)
+def test_a_reply_that_no_engine_may_give_is_refused(change: dict[str, Any], text: str):
+    asked = request("s1", prompt(4), request_id="r1", max_tokens=3, stop_token_ids=[5])
+    plain = {"token_ids": [8, 5], "logprob": [-0.5] * 2, "policy_version": [3] * 2, "finish_reason": "stop"}
+    good = Completion(**({"request_id": "r1"} | plain))  # type: ignore[arg-type]
+    check_reply(asked, good, vocabulary=9)
+    check_reply(asked, replace(good, token_ids=[1, 2, 3], finish_reason="length"), vocabulary=9)
+    with pytest.raises(EngineError, match=re.escape(text)):
+        check_reply(asked, replace(good, **change), vocabulary=9)

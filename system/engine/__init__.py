@@ -4,7 +4,14 @@ This file, `request.py` and `client.py` never import torch: trial processes use 
 """
 
 from system.engine.client import EngineClient, EngineHandle, OtherEngine, RunningEngine, start_embedded_engine
-from system.engine.request import Completion, Engine, EngineError, FinishReason, GenerateRequest
+from system.engine.request import (
+    Completion,
+    Engine,
+    EngineError,
+    FinishReason,
+    GenerateRequest,
+    check_reply,
+)
 
 __all__ = [
     "Completion",
@@ -16,5 +23,6 @@ __all__ = [
     "GenerateRequest",
     "OtherEngine",
     "RunningEngine",
+    "check_reply",
     "start_embedded_engine",
 ]

@@ -37,16 +37,25 @@ class EngineClient:
     Args:
         socket_path: where the engine listens.
         deadline: on the clock of time.monotonic; `generate` raises TimeoutError then, and its request is dropped.
+        patience_s: of the wait for any reply; an engine that needs longer is an EngineError.
     """
 
-    def __init__(self, socket_path: str | os.PathLike[str], *, deadline: float = math.inf) -> None:
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str],
+        *,
+        deadline: float = math.inf,
+        patience_s: float = math.inf,
+    ) -> None:
         self.socket_path = str(socket_path)
-        self.deadline = deadline
+        self.deadline, self.patience_s = deadline, patience_s
         self._forget()
 
     def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn; blocks until it is finished, or until the deadline."""
         reply = self._call({"op": "generate", **asdict(request)}, deadline=self.deadline)
+        if missing := [name for name in Completion.__slots__ if name not in reply]:
+            raise EngineError(f"engine at {self.socket_path} must answer {', '.join(missing)}, got none")
         return Completion(**{name: reply[name] for name in Completion.__slots__})
 
     def release(self, session_id: str) -> None:
@@ -86,16 +95,40 @@ class EngineClient:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._socket.connect(self.socket_path)
+            patient = time.monotonic() + self.patience_s
             try:
-                self._wait_until(deadline)
-                self._socket.sendall(frame(message))
-                (length,) = HEADER.unpack(self._exactly(HEADER.size, deadline))
-                reply = json.loads(self._exactly(length, deadline))
+                reply = self._exchanged(message, min(deadline, patient))
+            except TimeoutError as error:
+                self.close()
+                if patient < deadline:
+                    raise EngineError(
+                        f"engine at {self.socket_path} did not answer within {self.patience_s:g} s"
+                    ) from error
+                raise
             except BaseException:
                 self.close()  # half a reply must not be read as the next one
                 raise
         if "error" in reply:
             raise EngineError(reply["error"])
+        return reply
+
+    def _exchanged(self, message: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """The reply to a message."""
+        assert self._socket is not None
+        self._wait_until(deadline)
+        self._socket.sendall(frame(message))
+        (length,) = HEADER.unpack(self._exactly(HEADER.size, deadline))
+        if length > LARGEST_MESSAGE:
+            raise EngineError(
+                f"engine at {self.socket_path} must answer {LARGEST_MESSAGE} bytes at most, got {length}"
+            )
+        body = self._exactly(length, deadline)
+        try:
+            reply = json.loads(body)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise EngineError(f"engine at {self.socket_path} must answer a JSON object, got {body[:40]!r}")
         return reply
 
     def _wait_until(self, deadline: float) -> None:

@@ -53,6 +53,29 @@ class Completion:
     """stop: a stop token. length: max_tokens or the window is used up. abort: given up by the engine."""
 
 
+def check_reply(request: GenerateRequest, completion: Completion, *, vocabulary: int) -> None:
+    """Refuse a completion that no engine may give to the request: what it holds is not the policy's doing.
+
+    Args:
+        vocabulary: ids of tokens are below it.
+
+    Raises:
+        EngineError: it is another request's, has no token or too many, stops without a stop token, or holds an id
+            that is none.
+    """
+    ids, asked = completion.token_ids, request.max_tokens
+    if completion.request_id != request.request_id:
+        raise EngineError(f"request_id of a reply must be {request.request_id}, got {completion.request_id}")
+    if not isinstance(ids, list) or not 1 <= len(ids) <= asked:
+        count = len(ids) if isinstance(ids, list) else type(ids).__name__
+        raise EngineError(f"a reply must have 1 to {asked} token_ids, got {count}")
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise EngineError(f"token_ids of a reply must be from 0 to {vocabulary - 1}, got {token!r}")
+    if completion.finish_reason == "stop" and ids[-1] not in request.stop_token_ids:
+        raise EngineError(f"a reply that stops must end with a stop token, got {ids[-1]}")
+
+
 class Engine(Protocol):
     """Samples completions from the newest weights it was given."""
 

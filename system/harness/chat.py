@@ -61,6 +61,7 @@ class Chat:
                 raise ValueError(f"policy folder must hold {name}, got {folder} without it")
         text = (folder / "tokenizer.json").read_text()
         self.tokenizer = Tokenizer.from_str(text)
+        self.vocabulary = _vocabulary(folder, self.tokenizer)
         plain = json.loads(text)
         plain["added_tokens"], plain["post_processor"] = [], None
         self.plain_tokenizer = Tokenizer.from_str(json.dumps(plain))
@@ -153,6 +154,14 @@ class Chat:
         """Text of sampled ids, control tokens spelt out, a closing stop token left away."""
         kept = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         return self.tokenizer.decode(kept, skip_special_tokens=False)
+
+
+def _vocabulary(folder: Path, tokenizer: Tokenizer) -> int:
+    """Ids that a policy can sample are below this: a model may have more than its tokenizer, which are no text."""
+    config = folder / "config.json"
+    said = json.loads(config.read_text()) if config.is_file() else {}
+    sizes = [part.get("vocab_size", 0) for part in (said, said.get("text_config", {}))]
+    return max(*sizes, *(1 + i for i in tokenizer.get_vocab(with_added_tokens=True).values()))
 
 
 def function_schema(name: str, description: str, parameters: dict[str, Any]) -> dict[str, Any]:

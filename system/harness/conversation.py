@@ -15,7 +15,7 @@ import anyio
 from core.budget import cut_text, should_nudge, tokens_to_ask
 from core.outcome import Outcome
 from core.tito import Ledger, append_completion, append_observation, continue_rows, open_ledger
-from system.engine import Engine, EngineError, GenerateRequest
+from system.engine import Engine, EngineError, GenerateRequest, check_reply
 from system.harness.chat import Chat, Message, ToolCall, parse_completion
 
 NUDGE = "The context is nearly used up: answer soon."
@@ -177,6 +177,7 @@ def _sample(speaker: Speaker, episode: Episode, turn: int) -> str | None:
         episode.engine_seconds += time.monotonic() - begun
     if completion.finish_reason == "abort":
         raise EngineError(f"engine gave up request {request_id}")
+    check_reply(request, completion, vocabulary=speaker.chat.vocabulary)
     grown = append_completion(
         row,
         completion.token_ids,
