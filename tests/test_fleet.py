@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from test_sandbox import WRITER, both_kinds, needs_bubblewrap
 
+from core.outcome import Outcome
 from system.fleet import FleetError
 from system.fleet.local import LocalFleet
 from system.sandbox import reap
@@ -148,7 +149,7 @@ def test_a_cancelled_trial_is_killed_and_says_so(fleet: LocalFleet, tmp_path: Pa
     pids = noted_pids(tmp_path, "long")
     fleet.cancel("nobody")
     fleet.cancel("long")
-    assert collect(fleet)["long"]["outcome"]["kind"] == "cancelled"
+    assert Outcome(**collect(fleet)["long"]["outcome"]) == Outcome(kind="cancelled")
     assert alive(pids) == []
 
 

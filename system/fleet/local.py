@@ -16,6 +16,7 @@ from typing import Any
 
 from system.fleet import FleetError
 from system.sandbox import clean_environment, reap, removal
+from system.sandbox.scratch import abandoned
 
 TARGET = "system.trial:run_trial"
 
@@ -150,7 +151,7 @@ class LocalFleet:
                 self._parent.wait(20)
             self._parent = None
         self._running.clear()
-        reap(self._scratch)
+        self._reap_the_dying()
         if self._removal is not None:
             removal.wait(self._removal)
         removal.reap_remote(self._scratch)
@@ -242,4 +243,15 @@ class LocalFleet:
         for trial_id in sorted(self._running - known):
             outcome = {"kind": "system_error", "phase": "process", "cause": cause}
             self._results.append({"trial_id": trial_id, "outcome": outcome, "cpu_seconds": {"trial": 0.0}})
+        self._reap_the_dying()
+
+    def _reap_the_dying(self) -> None:
+        """The trials die with their parent, and not at once: what is left is theirs until they have."""
+        deadline = time.monotonic() + 5
         reap(self._scratch)
+        while len(list(self._scratch.glob("trial-*.json"))) > len(abandoned(self._scratch)):
+            if time.monotonic() > deadline:
+                print(f"trials do not die: {self._scratch}", file=sys.stderr, flush=True)
+                return
+            time.sleep(0.005)
+            reap(self._scratch)

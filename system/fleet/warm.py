@@ -40,8 +40,8 @@ class _Running:
     deadline: float
     limit_s: float
     result: bytearray = field(default_factory=bytearray)
-    verdict: dict[str, str] | None = None
-    "Why this process killed it, if it did."
+    verdict: dict[str, Any] | None = None
+    "The result in place of its own, if this process killed it."
 
 
 class Parent:
@@ -100,11 +100,11 @@ class Parent:
         now = time.monotonic()
         for trial in self._trials.values():
             if trial.deadline <= now and trial.verdict is None:
-                self._kill(trial, "system_error", f"deadline: {trial.limit_s:.1f} s")
+                self._kill(trial, _system_error(f"deadline: {trial.limit_s:.1f} s"))
 
-    def _kill(self, trial: _Running, kind: str, cause: str) -> None:
+    def _kill(self, trial: _Running, verdict: dict[str, Any]) -> None:
         if trial.verdict is None:
-            trial.verdict = {"kind": kind, "phase": "process", "cause": cause}
+            trial.verdict = verdict
         kernel_kill(trial.pid)
 
     def _on_driver_death(self, _events: int) -> None:
@@ -134,7 +134,7 @@ class Parent:
             else:
                 for trial in self._trials.values():
                     if trial.trial_id == order["trial_id"]:
-                        self._kill(trial, "cancelled", "cancelled")
+                        self._kill(trial, {"outcome": {"kind": "cancelled"}})
 
     def _flush(self) -> None:
         while self._outgoing:
@@ -186,7 +186,7 @@ class Parent:
             return
         trial.result += data
         if len(trial.result) > MAX_RESULT:
-            self._kill(trial, "system_error", f"result is longer than {MAX_RESULT} bytes")
+            self._kill(trial, _system_error(f"result is longer than {MAX_RESULT} bytes"))
             data = b""
         if not data:
             self._selector.unregister(trial.pipe)
@@ -250,7 +250,7 @@ def _system_error(cause: str, phase: str = "process") -> dict[str, Any]:
 def _result(trial: _Running, code: int) -> dict[str, Any]:
     """What to say of a dead trial: a verdict of ours first, then its own words, then its exit code."""
     if trial.verdict is not None:
-        return {"outcome": trial.verdict}
+        return trial.verdict
     if code != 0:
         return _system_error(f"exit {code}")
     try:
