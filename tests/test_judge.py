@@ -312,6 +312,23 @@ def test_the_service_outlives_trials_that_vanish_or_speak_nonsense(tmp_path: Pat
             assert RemoteJudge(service.path).ask(question()).value == YES
 
 
+def test_a_trial_that_is_gone_holds_no_place_at_the_judge(tmp_path: Path):
+    slow_once = iter([said(YES, delay_s=60.0)])
+    with JudgeServer(lambda asked: next(slow_once, said(YES))) as server:
+        patient = client(server, timeout_s=20.0, attempt_s=20.0)
+        with JudgeService(patient, tmp_path / "judge.socket", side_by_side=1) as service:
+            body = json.dumps(asdict(question())).encode()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+                stream.connect(str(service.path))
+                stream.sendall(len(body).to_bytes(4, "big") + body)
+                deadline = time.monotonic() + 20
+                while not server.asked and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            begun = time.monotonic()
+            assert RemoteJudge(service.path).ask(question()).value == YES
+    assert time.monotonic() - begun < 15 and len(server.asked) == 2
+
+
 def test_settings_and_keys_are_checked_at_the_door():
     for change, text in [
         ({"endpoint": "ftp://host"}, "endpoint must be an http or https address"),

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,9 @@ class JudgeService:
                     while True:
                         (length,) = _HEADER.unpack(await received.receive_exactly(_HEADER.size))
                         message = json.loads(await received.receive_exactly(min(length, _LARGEST)))
-                        async with limiter:
-                            reply = await self._reply(message)
+                        reply = await self._reply_while_there(stream, message, limiter)
+                        if reply is None:
+                            return
                         await stream.send(_frame(reply))
                 except (
                     anyio.EndOfStream,
@@ -77,6 +79,24 @@ class JudgeService:
         async with listener:
             task_status.started()
             await listener.serve(handle)
+
+    async def _reply_while_there(
+        self, stream: SocketStream, message: dict[str, Any], limiter: anyio.Semaphore
+    ) -> dict[str, Any] | None:
+        """The reply; None as soon as the trial that asked is gone, so that nobody judges or waits for the dead."""
+        reply = None
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                with suppress(anyio.EndOfStream, anyio.BrokenResourceError, OSError):
+                    await stream.receive(1)  # a trial says nothing before it has its reply
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            async with limiter:
+                reply = await self._reply(message)
+            group.cancel_scope.cancel()
+        return reply
 
     async def _reply(self, message: dict[str, Any]) -> dict[str, Any]:
         if not message:
