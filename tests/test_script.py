@@ -97,6 +97,8 @@ def test_rewards_are_read_as_harbor_reads_them(script: str, reward: float, world
         ('echo \'{"a": 1, "b": 1}\' > /logs/verifier/reward.json', "reward_unreadable", "must hold a reward"),
         ("echo pass > /logs/verifier/reward.txt", "reward_unreadable", "finite numbers"),
         ("echo inf > /logs/verifier/reward.txt", "reward_unreadable", "finite numbers"),
+        ("echo 37 > /logs/verifier/reward.txt", "reward_unreadable", "between 0 and 1, got 37"),
+        ("echo -0.5 > /logs/verifier/reward.txt", "reward_unreadable", "between 0 and 1, got -0.5"),
         ("head -c 100000 /dev/zero > /logs/verifier/reward.txt", "reward_unreadable", "bytes at most"),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", "reward_unreadable", "plain file"),
         ("mkfifo /logs/verifier/reward.txt", "reward_unreadable", "plain file"),
@@ -159,9 +161,9 @@ def test_a_script_has_no_network_no_host_files_and_no_key(
         "touch /tests/x 2>/dev/null || n=$((n+1))\n"
         "touch /logs/agent/x 2>/dev/null || n=$((n+1))\n"
         '[ "$(ls -d /proc/[0-9]* | wc -l)" -lt 10 ] && n=$((n+1))\n'
-        "echo $n > /logs/verifier/reward.txt\n"
+        'echo "{\\"reward\\": 1, \\"refused\\": $n}" > /logs/verifier/reward.json\n'
     )
-    assert run(script, world).reward == 7.0
+    assert run(script, world).criteria[1].detail == "7, exit 0"
 
 
 @needs_bubblewrap

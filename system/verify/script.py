@@ -231,6 +231,8 @@ def _verdict(rewards: dict[str, float], detail: str) -> Verdict:
     if "reward" not in rewards and len(rewards) != 1:
         raise VerifyError("reward_unreadable", f"reward.json must hold a reward, got only {sorted(rewards)}")
     reward = rewards.get("reward", next(iter(rewards.values())))
+    if not 0 <= reward <= 1:
+        raise VerifyError("reward_unreadable", f"a reward must lie between 0 and 1, got {reward:g}; {detail}")
     criteria = tuple(
         Criterion(name=name, met=value >= WHOLE, detail=f"{value:g}, {detail}", gate=False)
         for name, value in rewards.items()
