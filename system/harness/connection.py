@@ -169,8 +169,9 @@ class Tools:
                     return False
                 if error.code != REQUEST_TIMEOUT:
                     asked.tell(f"error: {' '.join(str(error).split())}", True)
-            except (ValueError, RuntimeError) as error:  # an answer that is none by the protocol
-                asked.fail(f"{type(error).__name__}: {error}")
+            except (ValueError, RuntimeError) as error:
+                fault = f"{type(error).__name__}: {error}".splitlines()[0]
+                asked.fail(f"the answer to {asked.name} must be one by the protocol, got {fault}")
             else:
                 shown = [p.text if p.type == "text" else f"[{p.type} left out]" for p in reply.content]
                 asked.tell("\n".join(shown) if shown else "no output", bool(reply.is_error))
