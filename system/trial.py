@@ -30,7 +30,7 @@ from system.sandbox import Limits as SandboxLimits
 from system.sandbox import Sandbox, SandboxError, Serve, open_sandbox
 from system.verify import Verdict, VerifyError, verify
 from system.verify.judge_service import RemoteJudge
-from system.world.task import Task, read_task
+from system.world.task import Opening, read_opening
 
 HARNESSES: dict[str, type[OfficeAgent] | type[CodeAgent]] = {"office": OfficeAgent, "code": CodeAgent}
 
@@ -66,7 +66,7 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
     seconds: dict[str, float] = {}
     start_s, verify_s, stop_s = (spec.get(name, math.inf) for name in ("start_s", "verify_s", "stop_s"))
     with phase("start", seconds, limit_s=start_s):
-        task = read_task(Path(spec["task"]))
+        task = read_opening(Path(spec["task"]))
         instruction = task.instruction
         sandbox = _opened(spec, task, serving)
     engine = EngineClient(spec["engine_socket"], patience_s=spec.get("engine_s", math.inf))
@@ -103,7 +103,7 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
     }
 
 
-def _opened(spec: dict[str, Any], task: Task, serving: Callable[..., Serve]) -> Sandbox:
+def _opened(spec: dict[str, Any], task: Opening, serving: Callable[..., Serve]) -> Sandbox:
     if task.world is None:
         raise ValueError(f"task must bring a world in environment/world, got {task.folder}")
     serve = serving(
@@ -124,7 +124,7 @@ def _opened(spec: dict[str, Any], task: Task, serving: Callable[..., Serve]) -> 
     )
 
 
-def _kit(spec: dict[str, Any], task: Task) -> tuple[str, str]:
+def _kit(spec: dict[str, Any], task: Opening) -> tuple[str, str]:
     """Which harness, and which tools of the office."""
     harness = spec.get("harness", "office")
     if harness not in HARNESSES:

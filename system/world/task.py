@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .archipelago import Archipelago, archipelago
 from .assignment import Assignment
@@ -177,6 +177,42 @@ def read_task(folder: Path) -> Task:
         evaluation_only=_one_of((False, True), metadata, "evaluation_only", False, folder),
         **about,
     )
+
+
+class Opening(NamedTuple):
+    """What a trial knows of a task before its sandbox stands: `Opening(folder, "Find ...", folder / "...", "full")`."""
+
+    folder: Path
+    instruction: str
+    world: Path | None
+    toolset: str
+
+
+def read_opening(folder: Path) -> Opening:
+    """The beginning of a task of one step; a child reads the task, so that nothing else of it is in this process.
+
+    A sandbox's server is forked from this process: tests that had been read would lie in its memory.
+
+    Raises:
+        ValueError: as `read_task`.
+    """
+    from system.verify.bounded import OutOfBounds, bounded
+
+    def read() -> dict[str, Any]:
+        try:
+            task = read_task(folder)
+            return {"instruction": task.instruction, "world": task.world is not None, "toolset": task.toolset}
+        except (ValueError, OSError) as error:
+            return {"fault": str(error)}
+
+    try:
+        told = bounded(read, seconds=60.0, memory_bytes=1 << 30, result_bytes=1 << 24)
+    except OutOfBounds as reason:
+        raise ValueError(f"task must be readable, got {folder}: {reason}") from None
+    if "fault" in told:
+        raise ValueError(told["fault"])
+    world = folder / "environment" / "world" if told["world"] else None
+    return Opening(folder, told["instruction"], world, told["toolset"])
 
 
 def _about(company: Company) -> dict[str, Any]:
