@@ -133,9 +133,8 @@ class BartlebyEnvironment(BaseEnvironment):
                 self._send({"op": "abort"})
             async with asyncio.timeout(patience_s), self._turn:
                 self._send({"op": "close"})
-                cause = (
-                    "" if json.loads(await self._reader.readline() or b"{}").get("closed") else "it broke off"
-                )
+                closed = json.loads(await self._line() or b"{}").get("closed")
+                cause = "" if closed else "it broke off"
         except TimeoutError:
             cause = f"it did not end within {patience_s:g} s"
         finally:

@@ -198,7 +198,7 @@ def test_a_keeper_that_is_killed_is_a_fault_of_the_system_and_leaves_nothing(tmp
 
 
 def test_a_stop_during_a_command_ends_it(tmp_path: Path):
-    async def act() -> list[Any]:
+    async def act() -> Any:
         place = environment(tmp_path)
         await place.start(False)
         running = asyncio.create_task(place.exec("sleep 600"))

@@ -175,7 +175,7 @@ def test_a_task_of_ours_is_solved_and_leaves_a_valid_trajectory(run: Run, ours: 
     assert all("observation" in step for step in acts[:-1])
     context = result.agent_result
     assert context is not None and context.rollout_details is not None
-    detail = context.rollout_details[0]
+    detail: dict[str, Any] = {**context.rollout_details[0]}
     assert detail["completion_token_ids"] == engine.sampled[document["session_id"]]
     assert len({len(detail[name]) for name in ("prompt_token_ids", "completion_token_ids", "logprobs")}) == 1
     assert [len(one) for one in detail["extra"]["loss_mask"]] == [len(one) for one in detail["logprobs"]]
