@@ -30,10 +30,9 @@ from system.engine import EngineError, OtherEngine
 from system.engine.scripted import ScriptedEngine
 from system.fleet import FleetError
 from system.harness.chat import Chat
-from system.harness.serving import kit_of
 from system.record.audit import Tally, faults, machine_name, page, print_audit
 from system.record.metrics import JsonLines, commit_hash, write_json
-from system.run import Machinery, machinery, machinery_with, run_folder
+from system.run import Machinery, kit_of, machinery, machinery_with, run_folder
 from system.sandbox import choose_sandbox, kernel
 from system.sandbox.remains import Remains, remains
 from system.verify.judge import JudgeClient
@@ -201,7 +200,7 @@ def finished(report: dict[str, Any], config: Config, folder: Path) -> dict[str, 
 def trials_of(config: Config, folder: Path) -> list[Given]:
     """The trials to play: those of the first attempt at every task, then those of the second, and so on."""
     if config.data is None:
-        worlds = max(2, config.tasks // 12)
+        worlds = max(min(6, config.tasks), config.tasks // 12)
         made = {"split": config.split, "worlds": worlds, "tasks": config.tasks, "seed": config.seed}
         folders = generate(folder / "tasks", **made, distractors=config.distractors)
     else:

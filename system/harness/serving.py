@@ -36,11 +36,6 @@ def expected_tools(harness: str, toolset: str) -> tuple[str, ...]:
     return code_agent.NAMES if harness == "code" else office_tools(toolset)
 
 
-def kit_of(harness: str, toolset: str) -> str:
-    """Which tools these are, as the parent of the trials names them."""
-    return "code" if harness == "code" else toolset
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
     """A tool server that can be forked, and ordered by name where no fork reaches: `Serving(run=run, order=order)`."""
