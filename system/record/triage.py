@@ -14,6 +14,7 @@ from rich.text import Text
 
 from core.clue import CAUSES, Clue, Criterion, Signs, Step, Trace, likely_cause
 from core.outcome import Outcome
+from system.harness.chat import parse_completion
 
 from .audit import markdown_table
 
@@ -74,7 +75,7 @@ def trace_of(line: Mapping[str, Any]) -> Trace:
             tool=turn["tool"],
             arguments=json.dumps(turn["arguments"], sort_keys=True, ensure_ascii=False),
             result=turn["result"],
-            error=turn["error"],
+            error=turn["error"] or (not turn["tool"] and parse_completion(text).error is not None),
             seconds=turn.get("seconds", 0.0),
         )
         for turn, text in zip(turns, [*said, *[""] * (len(turns) - len(said))])
