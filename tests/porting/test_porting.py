@@ -18,7 +18,7 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 PAGE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
-BEGIN, VERL, SKYRL, TRL, TRL_TOKEN_MEAN, PACKED, PRIME_RL, SLIME = blocks(PAGE, "python")
+BEGIN, VERL, SKYRL, TRL, TRL_TOKEN_MEAN, PACKED, PRIME_RL, SLIME, STILL_MINE = blocks(PAGE, "python")
 Rows = list[list[float]]
 
 
@@ -306,3 +306,94 @@ def test_the_recorded_step_has_what_an_adapter_can_get_wrong():
     assert len(prompts - live) == 1 and any(not any(r["loss_mask"]) for r in STEP if r["prompt"] in live)
     assert any(0 in row["loss_mask"] and 1 in row["loss_mask"] for row in STEP)
     assert any(sum(row["loss_mask"]) == 1 for row in STEP)
+
+
+def verl_step() -> dict[str, Tensor]:
+    """The recorded step in float64, with the weights of its prompts, and NaN where nothing is trained."""
+    host, written = adapter(VERL), record("verl")
+    batch = tensors(written["field"], torch.float64)
+    host.weigh(batch, np.array(written["uid"], dtype=object))
+    batch["mask"] = batch["response_mask"].bool()
+    batch["row"] = torch.arange(len(batch["mask"]))[:, None].expand_as(batch["mask"])
+    return batch
+
+
+def my_loss(batch: dict[str, Tensor], logprob: Tensor, **change: Any) -> Tensor:
+    """DPPO as a host might have written it, in ratio form; `change` is what went wrong."""
+    a, weight = batch["advantages"], change.get("weight", batch["weight"])
+    mu = torch.where(batch["mask"], batch["rollout_log_probs"], 0.0)
+    pi = torch.where(batch["mask"], logprob, 0.0)
+    moved = (pi.exp() - mu.exp()).detach()
+    region = change.get("region", 0.15)
+    outside = ((a > 0) & (moved > region)) | ((a < 0) & (-moved > region))
+    ratio = (pi - mu).exp()
+    if "cap" not in change:
+        ratio = torch.where(ratio > 20, 20 * (pi - pi.detach() + 1), ratio)
+    term = torch.where(outside, 0.0, -ratio * a) * weight
+    return torch.where(batch["mask"], term, 0.0).sum()
+
+
+def looked_at(**change: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    batch = verl_step()
+    if "weight" in change:
+        change["weight"] = change["weight"](batch)
+    host = adapter(STILL_MINE)
+
+    def ours(logprob: Tensor) -> Tensor:
+        mu, a = batch["rollout_log_probs"], batch["advantages"]
+        return (
+            batch["weight"] * host.dppo_binary_tv(logprob, mu, a, batch["mask"], **host.BOUNDS).value
+        ).sum()
+
+    return batch, host.still_mine(lambda lp: my_loss(batch, lp, **change), ours, batch["log_prob"])
+
+
+def test_a_loss_in_ratio_form_is_still_mine_though_its_value_is_another():
+    batch, found = looked_at()
+    assert found["difference"] < 1e-10 and torch.allclose(found["factor"], torch.ones(()).double())
+
+
+def test_a_denominator_shows_as_one_factor_everywhere():
+    batch, found = looked_at(weight=lambda batch: batch["weight"] / 3)
+    trained = found["factor"][found["factor"] != 1]
+    assert len(trained) > 9 and torch.allclose(trained, torch.tensor(1 / 3).double())
+
+
+def test_an_aggregation_shows_as_one_factor_for_each_row():
+    def of_sequences(batch: dict[str, Tensor]) -> Tensor:
+        length = batch["mask"].sum(1, keepdim=True)
+        return (batch["mask"] / length.clamp(min=1) / (length > 0).sum()).double()
+
+    batch, found = looked_at(weight=of_sequences)
+    rows = [set(one[one != 1].mul(1e9).round().tolist()) for one in found["factor"]]
+    assert max(map(len, rows)) == 1 and len(set.union(*rows)) > 3
+
+
+def test_a_region_shows_at_its_tokens_alone_and_a_cap_at_those_with_a_large_ratio():
+    batch, found = looked_at(region=0.3)
+    off = found["factor"] != 1
+    assert found["factor"][off].isinf().any() and off.sum() < batch["mask"].sum() / 2
+    assert (
+        found["difference"] == pytest.approx(float(found["difference"])) and not found["factor"].isnan().any()
+    )
+    batch, found = looked_at(cap=False)
+    off = (found["factor"] - 1).abs() > 1e-12
+    ratio = (batch["log_prob"] - batch["rollout_log_probs"]).exp()
+    assert (
+        off.any()
+        and torch.equal(off, batch["mask"] & (ratio > 20) & off)
+        and (found["factor"][off] > 1).all()
+    )
+    assert off.flatten()[found["where"]]
+
+
+def test_a_mask_that_is_off_by_one_shows_as_zeros_inside_it():
+    batch = verl_step()
+    shifted = {**batch, "mask": batch["mask"].roll(1, dims=1)}
+    found = adapter(STILL_MINE).still_mine(
+        lambda logprob: my_loss(shifted, logprob),
+        lambda logprob: my_loss(batch, logprob),
+        batch["log_prob"],
+    )
+    first = batch["mask"] & ~shifted["mask"]
+    assert first.any() and set(found["factor"][first].tolist()) <= {0.0, 1.0} and (found["factor"] == 0).any()
