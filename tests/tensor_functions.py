@@ -169,7 +169,11 @@ def example(name: str, *, dtype: torch.dtype) -> Any:
         return -random(T).abs() / 2
     if name in {"head_logprob", "head_rollout_logprob"}:
         return (-2 - random(T, K).abs().double()).bfloat16().to(dtype)
-    return random(*MATRICES[name]) if name in MATRICES else SPECIAL[name](random, dtype)
+    if name in MATRICES:
+        return random(*MATRICES[name])
+    if name not in SPECIAL:
+        raise LookupError(f"tests/tensor_functions.py must have an example of the argument {name}")
+    return SPECIAL[name](random, dtype)
 
 
 def _named(kind: Any, dtype: torch.dtype) -> Any:

@@ -86,16 +86,23 @@ def public() -> dict[tuple[str, str], ast.FunctionDef]:
 
 
 def test_every_public_function_of_core_stands_once_under_its_file_and_no_other_does():
-    assert sorted((line.file, line.function) for line in LINES) == sorted(public())
+    written = [(line.file, line.function) for line in LINES]
+    lacking = [f"core.{file}.{name}" for file, name in public() if (file, name) not in written]
+    assert not lacking, f"docs/core.md must have a line for {', '.join(lacking)}"
+    strays = [f"core.{file}.{name}" for file, name in written if (file, name) not in public()]
+    assert not strays, f"docs/core.md must not have a line for {', '.join(strays)}, which core does not have"
+    twice = {f"core.{file}.{name}" for file, name in written if written.count((file, name)) > 1}
+    assert not twice, f"docs/core.md must have one line only for {', '.join(twice)}"
 
 
 def test_every_function_says_what_it_computes_in_one_line():
-    assert all(line.formula for line in LINES)
+    silent = [f"core.{line.file}.{line.function}" for line in LINES if not line.formula]
+    assert not silent, f"docs/core.md must say what is computed by {', '.join(silent)}"
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: f"{line.file}.{line.function}")
 def test_every_law_is_a_test_of_the_file_it_links_to_which_uses_the_function(line):
-    assert line.laws
+    assert line.laws, f"docs/core.md must name a law of core.{line.file}.{line.function}"
     for name, target in line.laws:
         path = DOCS / target
         assert name in functions(path), f"{target} has no {name}"

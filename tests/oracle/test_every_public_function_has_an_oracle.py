@@ -58,7 +58,7 @@ def test_every_public_function_has_an_oracle(module: str) -> None:
         for home, name in public_functions()
         if home == module and (home, name) not in have and (package, name) not in have
     ]
-    assert not missing, f"{module}: no oracle test names {', '.join(missing)}"
+    assert not missing, f"tests/oracle must call {', '.join(f'{module}.{name}' for name in missing)}"
 
 
 def test_no_oracle_takes_its_formula_from_core() -> None:

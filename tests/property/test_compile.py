@@ -37,6 +37,13 @@ def test_every_argument_of_every_function_has_an_example(name):
     assert arguments(name, dtype=F64).keys()
 
 
+def test_an_argument_without_an_example_is_named():
+    with pytest.raises(
+        LookupError, match=r"^tests/tensor_functions.py must have an example of the argument hue$"
+    ):
+        tensor_functions.example("hue", dtype=F64)
+
+
 def test_every_part_is_a_file_of_core_and_every_exception_a_function():
     files = {path.stem for path in tensor_functions.CORE.glob("*.py")}
     assert tensor_functions.PARTS.keys() <= files
