@@ -61,7 +61,7 @@ def identity_faults(
         row = (token_ids[start:end], rollout_logprob[start:end], policy_version[start:end])
         engine = (emission.token_ids, emission.logprob, emission.policy_version)
         names = ("token_ids", "logprob", "policy_version")
-        pairs = [("prompt", token_ids[:start], emission.prompt_ids), *zip(names, row, engine, strict=True)]
+        pairs = [("prompt", token_ids[:start], emission.prompt_ids), *zip(names, row, engine)]
         for name, ours, theirs in pairs:
             at = _first_difference(ours, theirs)
             if at is not None:
@@ -90,7 +90,7 @@ def _first_difference(a: Sequence[float], b: Sequence[float]) -> int | None:
 
     A NaN differs from everything, itself included.
     """
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
+    for index, (x, y) in enumerate(zip(a, b)):
         if x != y:
             return index
     return None if len(a) == len(b) else min(len(a), len(b))
