@@ -94,9 +94,8 @@ class Result(NamedTuple):
 def laws_of(path: Path) -> list[str]:
     """The tests that a file of core is held against."""
     name = path.stem if path.parent.name == "core" else path.parent.name
-    tables = (
-        ["property/test_dtype_device.py"] if "\nimport torch\n" in path.read_text(encoding="utf-8") else []
-    )
+    tensors = "\nimport torch\n" in path.read_text(encoding="utf-8")
+    tables = ["property/test_dtype_device.py", "property/test_arguments.py"] if tensors else []
     wanted = [
         f"{place}.py"
         for law in LAWS.get(name, (name,))
