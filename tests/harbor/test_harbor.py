@@ -16,12 +16,15 @@ import pytest
 pytest.importorskip("harbor.trial.trial", reason="tests/harbor/run.sh runs these on Python 3.12")
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
+from atif_results import ENDINGS, played
+from harbor.models.trajectories import Trajectory
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.models.trial.result import TrialResult
 from harbor.trial.trial import Trial
 from harbor.utils.trajectory_validator import TrajectoryValidator
 from scripted_engine import Script, ScriptedEngine, plays, says
 
+from system.harbor.atif import atif
 from system.harness.chat import Chat, ToolCall, call_text
 from system.world.assignment import draw_assignment
 from system.world.company import make_company
@@ -304,6 +307,15 @@ def test_a_step_below_its_least_reward_is_the_last(run: Run, stepwise: Path):
     result, _ = run(stepwise, says(write("draft.txt", "no"), "Done."), says("never asked"))
     assert result.step_results is not None and len(result.step_results) == 1
     assert rewards(result) == {"reward": 0.0}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_harbors_validator_passes_a_trial_of_every_ending(ending: str):
+    texts, limits = ENDINGS[ending]
+    document = atif(played(*texts, **limits)[0], version="1", model="clerk")
+    validator = TrajectoryValidator()
+    assert validator.validate(dict(document)), validator.get_errors()
+    assert Trajectory.model_validate(document).to_json_dict()["steps"] == document["steps"]
 
 
 def test_our_agent_refuses_another_environment(tmp_path: Path):
