@@ -35,6 +35,12 @@ TOKEN = ("ak-test", "as-test")
 Action = Status | str | Callable[["FakeModal", Any], Awaitable[None]]
 """What becomes of a call instead: a status, "hang", or a function called with the request before it is answered."""
 
+_SAY = """
+import base64, sys
+sys.stdout.buffer.write(base64.b64decode(sys.argv[1]))
+for _ in range(int(sys.argv[2]) >> 20): sys.stdout.buffer.write(bytes(1 << 20))
+"""
+
 _DIED = api.GenericResult.GENERIC_STATUS_TERMINATED
 _LATE = api.GenericResult.GENERIC_STATUS_TIMEOUT
 _DONE = api.GenericResult.GENERIC_STATUS_SUCCESS
@@ -82,6 +88,7 @@ class FakeModal:
         self.calls: list[tuple[str, Any]] = []
         self.faults: dict[str, list[Action]] = {}
         self.exits: list[tuple[str, int]] = []
+        self.answers: list[tuple[str, bytes, int]] = []
         self.images: list[Any] = []
         self._ids = itertools.count(1)
         self._made: dict[str, str] = {}
@@ -107,6 +114,10 @@ class FakeModal:
     def inject(self, call: str, *actions: Action) -> None:
         """What becomes of the next calls of this name, in order."""
         self.faults.setdefault(call, []).extend(actions)
+
+    def answer_next(self, word: str, said: bytes, *, then_zeros: int = 0) -> None:
+        """The next command that has this word in it is not run; it says this instead, and so many zeros after it."""
+        self.answers.append((word, said, then_zeros))
 
     def exit_next(self, word: str, code: int) -> None:
         """The next command that has this word in it is killed at once, and ends with this code."""
@@ -207,9 +218,15 @@ class FakeModal:
         one = self.container(request.task_id)
         if request.exec_id in self.programs:
             return
+        words = " ".join(request.command_args)
+        command = list(request.command_args)
+        for word, answer, zeros in list(self.answers):
+            if word in words:
+                self.answers.remove((word, answer, zeros))
+                command = ["python3", "-c", _SAY, base64.b64encode(answer).decode(), str(zeros)]
         process = await asyncio.create_subprocess_exec(
             *_entering(one.first),
-            *request.command_args,
+            *command,
             stdin=-1,
             stdout=-1,
             stderr=-1,
@@ -221,7 +238,6 @@ class FakeModal:
         self.programs[request.exec_id] = program
         for fd, stream in ((1, process.stdout), (2, process.stderr)):
             self.spawn(_collect(program, fd, stream))
-        words = " ".join(request.command_args)
         for word, code in list(self.exits):
             if word in words:
                 self.exits.remove((word, code))
