@@ -407,7 +407,7 @@ workdir = "/world"
 """
 
 _DOCKERFILE = """\
-# The world alone. tests/test.sh runs `python3 -m system.verify`: add Bartleby to the image for that.
+# The world alone. tests/test.sh runs `python3 -P -m system.verify`: add Bartleby to the image for that.
 FROM python:3.11-slim
 RUN pip install --no-cache-dir openpyxl
 COPY world /world
@@ -417,6 +417,7 @@ WORKDIR /world
 _TEST_SH = """\
 #!/bin/sh
 # Compares /world with its pristine copy in /tests/world; the final answer is in /logs/agent/answer.txt.
-exec python3 -m system.verify --tests /tests --world /world \\
+# -P: no module is looked for in /world, where an agent could have put one of that name.
+exec python3 -P -m system.verify --tests /tests --world /world \\
   --answer /logs/agent/answer.txt --reward /logs/verifier/reward.json
 """
