@@ -38,6 +38,7 @@ TORCH_FREE = {
     "retry",
     "schedule",
     "staleness",
+    "steps",
     "student",
     "tito",
     "triage",
