@@ -46,7 +46,7 @@ def spread(
     packed = [filled(hand, lengths, token_budget=token_budget, goal=rounds) for hand in hands]
     if max(map(len, packed)) > rounds:
         return None
-    return [split(bins, cost, count=min(rounds, len(hand))) for bins, hand in zip(packed, hands, strict=True)]
+    return [split(bins, cost, count=min(rounds, len(hand))) for bins, hand in zip(packed, hands)]
 
 
 def levelled(
@@ -97,8 +97,8 @@ def _exchange(
     half = (_cost(dear, cost) - _cost(cheap, cost)) / 2
     room = [token_budget - sum(lengths[row] for row in rows) for rows in cheap]
     moves = [*_whole(dear, cheap, cost, half), *_single(dear, cheap, room, lengths, cost, half)]
-    move = min(moves, key=lambda move: move.miss, default=None)
-    if move is None or not move.miss < half:
+    move = min(moves, key=lambda move: move.miss)
+    if not move.miss < half:
         return None
     dear, cheap = list(dear), list(cheap)
     dear[move.place] = tuple(sorted({*dear[move.place], *move.back} - {*move.out}))

@@ -337,6 +337,9 @@ def test_a_mean_that_is_zero_but_for_rounding_is_no_yardstick():
     for reward in ([0.1, 0.2, -0.3], [0.3, -0.2, -0.1]):
         told = max_likelihood(*of(reward))
         assert not told.has_signal.any() and not told.advantage.any()
+    # Of two rewards 2 apart: up to 2 * 2 * 2^-52 it is rounding.
+    assert not max_likelihood(*of([1.0, -1.0 + 2**-50])).has_signal.any()
+    assert max_likelihood(*of([1.0, -1.0 + 2**-48])).has_signal.all()
     assert max_likelihood(*of([0.0] * 2000 + [1.0])).advantage[-1] == pytest.approx(2000)
 
 

@@ -316,6 +316,13 @@ def test_bad_input_is_refused(rule, loss_mask, row_id, group_id, text):
 ROW_RULES = ("sequence", "prompt of sequence means", "sequence sum")
 
 
+@pytest.mark.parametrize("rule", sorted(ROW_RULES))
+def test_one_token_in_another_group_than_its_row_is_refused_by_its_row(rule):
+    step = simple([[[1.0]], [[2.0]]])._replace(row_id=torch.tensor([5, 5]))
+    with pytest.raises(ValueError, match="^row_id must name rows of one group each, got 5 in several$"):
+        weight(rule, step)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_row_ids_that_start_again_in_every_group_are_refused_where_rows_count(rule):
     """Two rows would be one. What is not live may be called anything."""

@@ -307,6 +307,30 @@ def test_a_compiled_pass_is_the_plain_one():
     assert all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(plain, fused))
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_all_chunks_lie_in_one_place_and_where_dtypes_agree_their_gradient_over_them(narrow):
+    """One [chunk, V] of logits, whatever the number of tokens; `chunk_within` counts on it."""
+    generator = torch.Generator().manual_seed(0)
+    dtype = torch.bfloat16 if narrow else F64
+    hidden, head = (torch.randn(n, 4, generator=generator, dtype=F64).to(dtype) for n in (7, 11))
+    label, field = torch.arange(7), [torch.randn(7, generator=generator, dtype=F64) for _ in range(3)]
+    seen = []
+
+    def fuse(function):
+        def kept(logits, *facts):
+            result = function(logits, *facts)
+            seen.append((logits, result))
+            return result
+
+        return kept
+
+    gradient(hidden, head, label, field, chunk=3, dtype=torch.float32 if narrow else F64, fuse=fuse)
+    wide = [(a, b) for a, b in seen if isinstance(a, torch.Tensor) and a.ndim == 2]
+    assert len(wide) == 6 and len({a.data_ptr() for a, _ in wide}) == 1
+    written = [b.data_ptr() == a.data_ptr() for a, b in wide if isinstance(b, torch.Tensor)]
+    assert len(written) == 3 and all(written) is not narrow and any(written) is not narrow
+
+
 @pytest.mark.parametrize(
     ("memory", "vocabulary", "dtype", "tokens"),
     [
@@ -315,6 +339,7 @@ def test_a_compiled_pass_is_the_plain_one():
         (128 * 20, 10, torch.bfloat16, 128),
         (127 * 20, 10, torch.bfloat16, 127),
         (1, 10, torch.float32, 1),
+        (2**60 - 1, 1, torch.bfloat16, 2**59 - 128),  # As a quotient of floats it would be 2^59.
     ],
 )
 def test_chunks_fit_the_memory_given(memory, vocabulary, dtype, tokens):

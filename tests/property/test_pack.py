@@ -331,6 +331,41 @@ def test_filling_is_generous_by_each_ones_share_and_no_more():
     assert bins.filled(range(6), [99, 7, 7, 4, 3, 2], token_budget=12, goal=3) == [(0,), (1, 4, 5), (2, 3)]
 
 
+def test_filling_spends_of_what_the_goal_leaves_empty_what_was_not_spent_before():
+    """Of 18 tokens 9 may stay empty. The full row spends none, so the next may leave 4; and in one micro-batch
+    that cannot hold all that is left nothing may stay empty, not even one token."""
+    assert bins.filled(range(4), [6, 1, 1, 1], token_budget=6, goal=3) == [(0,), (1, 2), (3,)]
+    assert bins.filled(range(4), [6, 3, 2, 2], token_budget=10, goal=1) == [(0, 2, 3), (1,)]
+
+
+def test_filling_takes_the_first_of_equally_good_rests():
+    """Of 13 tokens, 7 leaves 6 and 5 + 3 + 2 leave 3; so do 13 - 0: the row that fills all stands alone."""
+    assert bins.filled(range(5), [13, 7, 5, 3, 2], token_budget=13, goal=1) == [(0,), (1, 2), (3, 4)]
+
+
+def test_filling_wastes_no_step_on_what_cannot_be_better():
+    """In a hundred steps it finds what fills a micro-batch to the last token, past rows as long as those tried and
+    rows that leave no room for another."""
+    assert bins.filled(range(9), [14, 12, 10, 10, 6, 6, 5, 5, 5], token_budget=50, goal=1)[0] == (
+        0,
+        2,
+        3,
+        4,
+        6,
+        7,
+    )
+    lengths = [36] * 4 + [35] * 10 + [14] * 5 + [11] * 11 + [7] * 10
+    found = bins.filled(range(40), lengths, token_budget=97, goal=3)
+    assert found[2] == (4, 21, 22, 23, 24, 25, 30) and sum(lengths[row] for row in found[2]) == 97
+
+
+def test_refilling_gives_up_the_two_emptiest_and_leaves_what_is_no_fuller_alone():
+    assert bins.refilled([(0,), (1,), (2,)], [2, 1, 1], token_budget=6, goal=2) == [(0,), (1, 2)]
+    before = [(row,) for row in range(5)]
+    found = bins.refilled(before, [4, 4, 3, 2, 2], token_budget=6, goal=0)
+    assert found == [(1,), (0, 3), (2, 4)]
+
+
 def test_filling_packs_the_rows_it_is_given_and_no_others():
     assert bins.filled([1, 3], [9, 8, 7, 2], token_budget=10, goal=1) == [(1, 3)]
 
@@ -500,6 +535,25 @@ def test_a_search_that_may_not_take_a_step_changes_nothing(monkeypatch):
     monkeypatch.setattr(balance, "EXCHANGES", 0)
     assert bins.refilled([(0,), (1,)], [1, 1], token_budget=9, goal=1) == [(0,), (1,)]
     assert level([[(0, 1)], [(2,)]], [9, 4, 1], 20) == [[(0, 1)], [(2,)]]
+
+
+def test_levelling_does_not_swap_the_roles_of_two_ranks():
+    """What halves nothing is no exchange: 81 for 36 would make the one as dear as the other was."""
+    hands = [[(0,)], [(1,)], [(2,)]]
+    assert balance.levelled(hands, [9, 9, 6], [81.0, 81.0, 36.0], token_budget=6) == hands
+
+
+def test_levelling_fills_a_micro_batch_to_the_last_token():
+    """Squares cost 17 and 13: the row of one token moves to 3 + 2, of which six may be."""
+    found = balance.levelled([[(0, 3)], [(1, 2)]], [4, 3, 2, 1], [16.0, 9.0, 4.0, 1.0], token_budget=6)
+    assert found == [[(0,)], [(1, 2, 3)]]
+
+
+def test_levelling_looks_at_every_row_that_may_come_back():
+    """20 and 13 become 16 and 17: 9 for 5, and not for the 4 beside it."""
+    lengths = [10, 9, 5, 4, 4, 1]
+    found = level([[(0,), (1, 5)], [(2, 3), (4,)]], lengths, 10)
+    assert sorted(sum(lengths[row] for rows in hand for row in rows) for hand in found) == [16, 17]
 
 
 def test_levelling_leaves_even_hands_alone():

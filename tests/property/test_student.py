@@ -82,15 +82,15 @@ def test_student_has_ends(degrees):
 )
 def test_student_of_many_degrees_keeps_its_digits(degrees, x, tail):
     """Against an evaluation with forty digits; gamma functions of 1e15 would lose all of them."""
-    assert student_cdf(x, degrees) == pytest.approx(tail, rel=1e-11)
+    assert student_cdf(x, degrees) == pytest.approx(tail, rel=1e-11, abs=0)
     assert student_cdf(-x, degrees) == pytest.approx(1 - tail, rel=1e-15)
 
 
-@given(x=st.floats(-30, 30), degrees=st.floats(2, 300).map(lambda e: 10**e))
+@given(x=st.floats(-30, 30), degrees=st.floats(6, 300).map(lambda e: 10**e))
 def test_student_of_many_degrees_lies_beyond_the_normal_by_less_the_more_there_are(x, degrees):
     tails = [student_cdf(-abs(x), d) for d in (degrees, 4 * degrees, math.inf)]
     assert tails == pytest.approx(sorted(tails, reverse=True), rel=1e-8)
-    assert tails[0] == pytest.approx(tails[2], rel=1e-8 + (x**4 + x**2 + 1) / degrees)
+    assert tails[0] == pytest.approx(tails[2], rel=1e-8 + (x**4 + x**2 + 10) / degrees)
 
 
 @given(x=st.floats(-30, 30), step=st.floats(1e-3, 5), degrees=st.floats(0.5, 1e4))
