@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from . import Limits, SandboxError, Serve, kernel, scratch, server_process
-from .frozen import FrozenWorld
+from .frozen import DEEPEST, FrozenWorld
 
 
 class ProcessSandbox:
@@ -103,6 +103,7 @@ class ProcessSandbox:
             if self._closed:
                 raise SandboxError("freeze", "the sandbox is closed")
             self._kill("freeze")
+            _open_up(self.root)
             self._frozen = FrozenWorld(lower=self._world, root=self.root)
         return self._frozen
 
@@ -162,6 +163,21 @@ class ProcessSandbox:
                 raise SandboxError(phase, f"processes do not die: {[self._server, *left]}")
             time.sleep(0.001)
         self._server = -1
+
+
+def _open_up(root: Path) -> None:
+    """Give back the permissions that the agent took from its own folders and files: they are there, and are read."""
+    waiting = [os.fspath(root)]
+    while waiting:
+        folder = waiting.pop()
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.path.count("/") - os.fspath(root).count("/") <= DEEPEST:
+                        waiting.append(entry.path)
+                elif entry.is_file(follow_symlinks=False) and not os.access(entry.path, os.R_OK):
+                    os.chmod(entry.path, 0o600)
 
 
 def _enter(parent: int) -> None:
