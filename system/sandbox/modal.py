@@ -171,32 +171,36 @@ class ModalSandbox:
         rule = RetryRule(attempts=self._settings.attempts, base_s=0.5, ceiling_s=8.0, forms=1)
         seed = int(self._folder.name[-8:], 16)
         progress, keys, said = Progress(), (KeyState(),), ""
+        image = modal.image(self._settings.image, self._settings.secret)
         while True:
             now = time.monotonic()
             step = next_step(progress, keys, rule=rule, now_s=now, deadline_s=deadline, seed=seed)
             if step.kind == "stop" and not progress.attempts:
-                raise SandboxError("start", self._late())
+                raise SandboxError("start", self._late("image"))
             if step.kind == "stop":
                 tries = f"{progress.attempts} attempt{'s' * (progress.attempts != 1)}"
                 raise SandboxError("start", f"{service.FAULTS[step.cause]} after {tries}: {said}")
             if step.kind == "wait":
                 time.sleep(step.until_s - now)
                 continue
+            what, doubtful = "image", self._doubtful
             try:
-                return self._create_once(modal, deadline)
+                modal.ask(modal.build(image), deadline)
+                what = "create"
+                return self._create_once(modal, image, deadline)
             except service.Late:
-                raise SandboxError("start", self._late()) from None
+                raise SandboxError("start", self._late(what)) from None
             except service.Refused as error:
-                self._doubtful = error.fault in ("busy", "connection")
+                self._doubtful = doubtful or (what == "create" and error.fault in ("busy", "connection"))
                 said, reply = error.said, Reply(None, error.fault, "", None)
                 progress, keys = after_reply(
                     progress, keys, reply, key=0, rule=rule, now_s=time.monotonic(), seed=seed
                 )
 
-    def _late(self) -> str:
-        return f"create: Modal gave no container within {self._limits.start_s:g} s"
+    def _late(self, what: str) -> str:
+        return f"{what}: no answer from Modal within the {self._limits.start_s:g} s of the start"
 
-    def _create_once(self, modal: service.Service, deadline: float) -> Any:
+    def _create_once(self, modal: service.Service, image: Any, deadline: float) -> Any:
         settings, folder = self._settings, self._folder.name
         self._name, self._attempts = _name(self._run, self._trial, folder[-8:]), self._attempts + 1
         tags = {
@@ -213,7 +217,7 @@ class ModalSandbox:
         wanted = {
             "name": self._name,
             "tags": {key: value for key, value in tags.items() if value},
-            "image": modal.image(settings.image, settings.secret),
+            "image": image,
             "timeout": self._lifetime_s,
             "idle_timeout": settings.idle_s or None,
             "cpu": (settings.cpu, settings.cpu),

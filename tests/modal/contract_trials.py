@@ -66,14 +66,14 @@ async def _call_and_kill(sandbox: Sandbox, spec: dict[str, Any]) -> dict[str, An
         else:
             os.kill(sandbox._server, 9)  # type: ignore[attr-defined]
 
+    async def later() -> None:
+        await anyio.sleep(spec["kill_after_s"])
+        await anyio.to_thread.run_sync(kill)
+
     async with anyio.create_task_group() as group:
-
-        async def later() -> None:
-            await anyio.sleep(spec["kill_after_s"])
-            await anyio.to_thread.run_sync(kill)
-
         group.start_soon(later)
-        return await call_all(sandbox, spec["calls"], 60.0)
+        said = await call_all(sandbox, spec["calls"], 60.0)
+    return said
 
 
 def restart_server(spec: dict[str, Any]) -> dict[str, Any]:

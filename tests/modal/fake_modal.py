@@ -19,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from grpclib import GRPCError, Status
 from grpclib.server import Server
@@ -138,7 +138,7 @@ class FakeModal:
                 self.run(self.end(one, _DIED))
 
     async def _start(self) -> None:
-        self._server = Server([Api(self), Router(self)])
+        self._server = Server([served(self) for served in cast("list[Any]", [Api, Router])])
         await self._server.start("127.0.0.1", 0)
         port = self._server._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         self.url = f"http://127.0.0.1:{port}"
@@ -237,6 +237,7 @@ class FakeModal:
         program = Program(process, {1: bytearray(), 2: bytearray()}, asyncio.Condition())
         self.programs[request.exec_id] = program
         for fd, stream in ((1, process.stdout), (2, process.stderr)):
+            assert stream is not None
             self.spawn(_collect(program, fd, stream))
         for word, code in list(self.exits):
             if word in words:
@@ -444,7 +445,10 @@ def _environment() -> dict[str, str]:
 async def _started(command: list[str], cut_off: bool) -> tuple[asyncio.subprocess.Process, int]:
     """A container, with nothing in it but the system and the interpreter; also the pid of its first process."""
     info, info_there = os.pipe()
-    view = ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
+    root = os.geteuid() == 0
+    # An ordinary user's container has the host's own devices: for others bwrap would make a second user namespace.
+    devices = ["--dev", "/dev"] if root else ["--dev-bind", "/dev", "/dev"]
+    view = ["--ro-bind", "/usr", "/usr", "--proc", "/proc", *devices, "--tmpfs", "/tmp"]
     for name in ("bin", "sbin", "lib", "lib64"):
         if os.path.islink(f"/{name}"):
             view += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
@@ -458,8 +462,7 @@ async def _started(command: list[str], cut_off: bool) -> tuple[asyncio.subproces
             view += ["--perms", "0755", "--dir", os.fspath(parent)]
         view += ["--ro-bind", path, path]
     spaces = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", *(["--unshare-net"] if cut_off else [])]
-    if os.geteuid() != 0:
-        spaces += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
+    spaces += [] if root else ["--unshare-user"]
     process = await asyncio.create_subprocess_exec(
         *["bwrap", *spaces, *view, "--die-with-parent", "--info-fd", str(info_there), "--", *command],
         stdin=asyncio.subprocess.DEVNULL,

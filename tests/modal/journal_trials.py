@@ -18,7 +18,7 @@ def die() -> None:
 
 
 def arm(moment: str) -> None:
-    """Die at "before:N", "torn:N" or "after:N" of the journal's Nth line, or before the journal goes."""
+    """Die at "before:N", "torn:N" or "after:N" of the journal's Nth line, or after its last line."""
     when, _, number = moment.partition(":")
     add_line, count = scratch._add_line, iter(range(1, 100))
 
@@ -36,14 +36,14 @@ def arm(moment: str) -> None:
 
     scratch._add_line = counted
     if moment == "removed":
-        unlink = Path.unlink
+        note = scratch.note
 
-        def dead(path: Path, missing_ok: bool = False) -> None:
-            if path.name.startswith("trial-"):
+        def last(folder: Path, event: str, **facts: Any) -> None:
+            note(folder, event, **facts)
+            if event == "removed" and not folder.exists():
                 die()
-            unlink(path, missing_ok)
 
-        Path.unlink = dead
+        scratch.note = last
 
 
 def main(spec: dict[str, Any]) -> None:

@@ -6,6 +6,8 @@ import functools
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -302,10 +304,27 @@ def test_no_socket_reaches_the_host(looked: Any, kind: str) -> None:
 def test_the_tools_are_an_ordinary_user_and_what_grades_and_solves_is_not_there(
     looked: Any, kind: str
 ) -> None:
-    assert looked(kind)["user"] == "1000 0 1 2"
+    own = (
+        os.geteuid() if kind == "modal" and os.geteuid() != 0 else 1000
+    )  # an image's own user stays what it is
+    assert looked(kind)["user"] == f"{own} 0 1 2"
     assert "reached" not in looked(kind)["files"], looked(kind)["files"]
 
 
 @every_kind
 def test_memory_and_file_size_are_limited(looked: Any, kind: str) -> None:
     assert "reached" not in looked(kind)["limits"], looked(kind)["limits"]
+
+
+def test_without_the_client_the_cause_names_the_extra() -> None:
+    program = (
+        "import sys; sys.modules['modal'] = None\n"
+        "from system.sandbox import SandboxError, service\n"
+        "try: service.load('')\n"
+        "except SandboxError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("start: sandbox modal needs the extra modal: pip install bartleby[modal] (")
+    assert done.stdout.count("\n") == 1, done.stderr

@@ -202,7 +202,7 @@ def test_a_create_that_hangs_ends_at_the_deadline_and_what_it_made_is_ended(
 ) -> None:
     modal.inject(when, "hang")
     result = trial(*EVERYTHING, limits={"start_s": 6.0})
-    assert result["start"] == "start: create: Modal gave no container within 6 s"
+    assert result["start"] == "start: create: no answer from Modal within the 6 s of the start"
     assert modal.running() == [] and result["seconds"] < 60
     assert bool(result["left"]) == (when == "SandboxCreateV2")
 
@@ -379,11 +379,12 @@ def test_settings_are_json_and_say_what_is_wrong_with_them(tmp_path: Path) -> No
     settings = ModalSettings(image="python:3.11")
     assert ModalSettings(**json.loads(json.dumps(asdict(settings)))) == settings
     assert os.path.isabs(settings.config)
-    for given, cause in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"image": ""}, "image must name an image of a registry, got nothing"),
         ({"image": "x", "cpu": 0}, "cpu must be positive, got 0"),
         ({"image": "x", "idle_s": -1}, "idle_s must not be negative, got -1"),
-    ):
+    ]
+    for given, cause in wrong:
         with pytest.raises(ValueError, match=cause):
             ModalSettings(**given)
     with pytest.raises(ValueError, match="modal must be settings with an image, got none"):

@@ -123,7 +123,8 @@ def test_a_service_that_is_not_there_is_a_system_error_of_the_start(run: Any, tm
         '[default]\nserver_url = "http://127.0.0.1:1"\ntoken_id = "ak-x"\ntoken_secret = "as-x"\n'
     )
     settings = {"image": "python:3.11", "config": str(nobody), "attempts": 1}
-    result = run("modal nobody", iter(()), modal=settings)
+    limits = {"start_s": 5.0, "stop_s": 60.0}
+    result = run("modal nobody", iter(()), modal=settings, sandbox_limits=limits)
     assert result["outcome"]["kind"] == "system_error" and result["outcome"]["phase"] == "start"
     assert "reward" not in result and "\n" not in result["outcome"]["cause"]
     result = run("modal nothing", iter(()), modal=None)
