@@ -114,6 +114,23 @@ def test_a_package_that_a_text_only_mentions_before_the_policy_goes_on_is_not_th
     assert first.cause == "policy" and more[-1].rule == "missing_package" and more[-1].weight == 0
 
 
+def test_turns_of_several_steps_keep_their_texts():
+    """The first step's second turn was cut, and so has no message."""
+    turn = {"tool": "", "arguments": {}, "result": "", "error": False}
+    line = {
+        "outcome": {"kind": "truncated", "reason": "turn_cap"},
+        "turns": [{**turn, "tool": "read", "result": "1"}, turn, turn],
+        "messages": [
+            {"role": "assistant", "content": "a"},
+            {"role": "tool", "content": "1"},
+            {"role": "user", "content": "more"},
+            {"role": "assistant", "content": "c"},
+        ],
+        "steps": [{"turns": [0, 2], "messages": [0, 2]}, {"turns": [2, 3], "messages": [2, 4]}],
+    }
+    assert [step.said for step in trace_of(line).steps] == ["a", "", "c"]
+
+
 @pytest.fixture(scope="module")
 def folder(planted: Planted, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder with these trials, one that was solved and one that was cancelled."""

@@ -67,19 +67,13 @@ def is_failure(line: Mapping[str, Any]) -> bool:
 
 def trace_of(line: Mapping[str, Any]) -> Trace:
     """A line of trajectories.jsonl as core reads it."""
-    said = [message["content"] for message in line.get("messages", ()) if message["role"] == "assistant"]
-    turns = line.get("turns", ())
-    steps = [
-        Step(
-            said=text,
-            tool=turn["tool"],
-            arguments=json.dumps(turn["arguments"], sort_keys=True, ensure_ascii=False),
-            result=turn["result"],
-            error=turn["error"] or (not turn["tool"] and parse_completion(text).error is not None),
-            seconds=turn.get("seconds", 0.0),
-        )
-        for turn, text in zip(turns, [*said, *[""] * (len(turns) - len(said))])
-    ]
+    whole = {"turns": [0, len(line.get("turns", ()))], "messages": [0, len(line.get("messages", ()))]}
+    steps: list[Step] = []
+    for part in line.get("steps") or [whole]:
+        messages = line["messages"][slice(*part["messages"])] if "messages" in line else []
+        said = [message["content"] for message in messages if message["role"] == "assistant"]
+        turns = line["turns"][slice(*part["turns"])] if "turns" in line else []
+        steps += [_step(turn, text) for turn, text in zip(turns, [*said, *[""] * (len(turns) - len(said))])]
     seconds = line.get("seconds", {})
     return Trace(
         outcome=Outcome(**line["outcome"]),
@@ -88,6 +82,17 @@ def trace_of(line: Mapping[str, Any]) -> Trace:
         criteria=tuple(_criterion(criterion) for criterion in line.get("criteria", ())),
         agent_s=seconds.get("agent", 0.0),
         engine_s=seconds.get("engine", 0.0),
+    )
+
+
+def _step(turn: Mapping[str, Any], text: str) -> Step:
+    return Step(
+        said=text,
+        tool=turn["tool"],
+        arguments=json.dumps(turn["arguments"], sort_keys=True, ensure_ascii=False),
+        result=turn["result"],
+        error=turn["error"] or (not turn["tool"] and parse_completion(text).error is not None),
+        seconds=turn.get("seconds", 0.0),
     )
 
 
