@@ -97,6 +97,8 @@ class Config:
     """Deadline of the agent; by default what each task says."""
     tool_timeout_s: float = 30.0
     """Deadline of a tool call."""
+    engine_s: float = 300.0
+    """An engine that needs longer for a turn is a system error."""
     verify_s: float | None = None
     """Deadline of grading; by default what each task says."""
     stop_s: float = 30.0
@@ -116,7 +118,15 @@ class Config:
         for name in ("tasks", "attempts", "concurrency", "turn_tokens", "turns", "threads"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("start_s", "deadline_s", "tool_timeout_s", "verify_s", "stop_s", "temperature"):
+        for name in (
+            "start_s",
+            "deadline_s",
+            "tool_timeout_s",
+            "engine_s",
+            "verify_s",
+            "stop_s",
+            "temperature",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
@@ -302,6 +312,7 @@ def spec_of(config: Config, machine: Machinery, judge_socket: str, given: Given)
         "start_s": config.start_s,
         "deadline_s": agent_s,
         "tool_timeout_s": config.tool_timeout_s,
+        "engine_s": config.engine_s,
         "verify_s": verify_s,
         "stop_s": config.stop_s,
         "limits": {
