@@ -7,18 +7,20 @@ import math
 import resource
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
 from core.outcome import Outcome
+from core.steps import final_rewards, goes_on, mean_rewards
 from core.tito import Ledger
+from system.child import ChildDied, in_a_child
 from system.engine import EngineClient
 from system.harness.chat import Chat
 from system.harness.code import CodeAgent
@@ -26,13 +28,17 @@ from system.harness.connection import NotReady, open_tools
 from system.harness.conversation import Episode, Harness, Limits
 from system.harness.office import OfficeAgent
 from system.harness.serving import expected_tools, serving
+from system.sandbox import FrozenWorld, Sandbox, SandboxError, Serve, Thawable, open_sandbox
 from system.sandbox import Limits as SandboxLimits
-from system.sandbox import Sandbox, SandboxError, Serve, open_sandbox
-from system.verify import Verdict, VerifyError, verify
+from system.verify import Criterion, Verdict, VerifyError, verify, verify_step
 from system.verify.judge_service import RemoteJudge
-from system.world.task import Opening, read_opening
+from system.world.task import Opening, Part, read_opening
 
 HARNESSES: dict[str, type[OfficeAgent] | type[CodeAgent]] = {"office": OfficeAgent, "code": CodeAgent}
+
+
+LASTING = ("bubblewrap", "process")
+"""The sandboxes that can go on after a freeze."""
 
 
 class TrialError(Exception):
@@ -49,6 +55,10 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
     Each layer has a deadline of its own. A tool that is late is an answer to the policy; an agent that is late is
     truncated and graded; a sandbox or a verifier that is late is a system error of its phase.
 
+    A task of several steps goes as in Harbor: one world goes on through all of them, each step is a conversation of its
+    own, and after each the world is frozen and graded; below the step's least reward the trial ends there. The times of
+    a spec are then of all steps together.
+
     Args:
         spec: trial_id, task (folder), policy (folder), engine_socket, sandbox, scratch, seed, limits (the fields of
             `Limits` but the deadline), deadline_s (of the agent, from its first turn on) and tool_timeout_s (of a
@@ -64,26 +74,13 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
         TrialError: a system error; such a trial has no reward.
     """
     seconds: dict[str, float] = {}
-    start_s, verify_s, stop_s = (spec.get(name, math.inf) for name in ("start_s", "verify_s", "stop_s"))
-    with phase("start", seconds, limit_s=start_s):
+    with phase("start", seconds, limit_s=_left(spec, "start_s", seconds, "start")):
         task = read_opening(Path(spec["task"]))
-        instruction = task.instruction
         sandbox = _opened(spec, task, serving)
     engine = EngineClient(spec["engine_socket"], patience_s=spec.get("engine_s", math.inf))
+    stop_s = spec.get("stop_s", math.inf)
     try:
-        with phase("agent", seconds):
-            engine.deadline = time.monotonic() + spec["deadline_s"]
-            agent = agent_for(spec, engine)
-            expected = expected_tools(*_kit(spec, task))
-            given = agent, instruction, sandbox, expected, spec["tool_timeout_s"], seconds
-            episode, restarts = anyio.run(work, *given)
-        with phase("freeze", seconds, limit_s=stop_s, blame="teardown"):
-            engine.release(spec["trial_id"])
-            frozen = sandbox.freeze()
-        with phase("verify", seconds, limit_s=verify_s):
-            judge = RemoteJudge(spec["judge_socket"]) if spec.get("judge_socket") else None
-            scratch = Path(spec["scratch"])
-            verdict = verify(task.folder, frozen, episode.answer, judge=judge, scratch_root=scratch)
+        done = _steps_done(spec, task, sandbox, engine, seconds)
         with phase("teardown", seconds, limit_s=stop_s):
             engine.close()
             sandbox.close()
@@ -94,18 +91,110 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
             sandbox.close()
         raise
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    seconds["engine"] = episode.engine_seconds
+    seconds["engine"] = sum(step.episode.engine_seconds for step in done)
     return {
-        **result(episode, verdict),
-        "tool_restarts": restarts,
+        **(
+            result(done[0].episode, done[0].verdict) if not done[0].part.name else stepwise_result(task, done)
+        ),
+        "tool_restarts": sum(step.restarts for step in done),
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "cpu_seconds": {"agent": usage.ru_utime + usage.ru_stime},
     }
 
 
+class StepDone(NamedTuple):
+    """A step that was run and graded; `part` of a task without steps has no name."""
+
+    part: Part
+    episode: Episode
+    verdict: Verdict
+    restarts: int
+
+
+def _steps_done(
+    spec: dict[str, Any], task: Opening, sandbox: Sandbox, engine: EngineClient, seconds: dict[str, float]
+) -> list[StepDone]:
+    """Runs and grades step after step, up to the last or to one that earned too little."""
+    done: list[StepDone] = []
+    for part in task.parts:
+        if done:
+            with phase("start", seconds, limit_s=_left(spec, "start_s", seconds, "start")):
+                assert isinstance(sandbox, Thawable)
+                sandbox.thaw()
+        last = part is task.parts[-1]
+        done.append(_step_done(spec, task, part, sandbox, engine, seconds, last=last))
+        if not goes_on(rewards_of(done[-1].verdict), least=part.min_reward):
+            break
+    return done
+
+
+def _step_done(
+    spec: dict[str, Any],
+    task: Opening,
+    part: Part,
+    sandbox: Sandbox,
+    engine: EngineClient,
+    seconds: dict[str, float],
+    *,
+    last: bool,
+) -> StepDone:
+    session = f"{spec['trial_id']}/{part.name}" if part.name else spec["trial_id"]
+    with phase("agent", seconds):
+        longest_s = part.agent_timeout_s if part.name else math.inf
+        engine.deadline = time.monotonic() + min(longest_s, spec["deadline_s"] - seconds.get("agent", 0.0))
+        agent = agent_for({**spec, "trial_id": session}, engine)
+        expected = expected_tools(*_kit(spec, task))
+        given = agent, part.instruction, sandbox, expected, spec["tool_timeout_s"], seconds
+        episode, restarts = anyio.run(work, *given)
+    with phase("freeze", seconds, limit_s=_left(spec, "stop_s", seconds, "freeze"), blame="teardown"):
+        engine.release(session)
+        frozen = sandbox.freeze()
+    with phase("verify", seconds, limit_s=_left(spec, "verify_s", seconds, "verify")):
+        scratch = Path(spec["scratch"])
+        if part.name:
+            verdict = _step_graded(task.folder, part.name, frozen, episode.answer, scratch, apart=not last)
+        else:
+            judge = RemoteJudge(spec["judge_socket"]) if spec.get("judge_socket") else None
+            verdict = verify(task.folder, frozen, episode.answer, judge=judge, scratch_root=scratch)
+    return StepDone(part, episode, verdict, restarts)
+
+
+def _left(spec: dict[str, Any], limit: str, seconds: dict[str, float], name: str) -> float:
+    """What earlier steps left of a phase's time."""
+    return spec.get(limit, math.inf) - seconds.get(name, 0.0)
+
+
+def _step_graded(
+    folder: Path, name: str, frozen: FrozenWorld, answer: str, scratch: Path, *, apart: bool
+) -> Verdict:
+    """The verdict of a step, in a child where a tool server will yet be forked from this process."""
+
+    def grade() -> Verdict:
+        return verify_step(folder, name, frozen, answer, scratch_root=scratch)
+
+    def told() -> dict[str, Any]:
+        try:
+            return asdict(grade())
+        except VerifyError as error:
+            return {"cause": error.cause, "detail": error.detail}
+
+    if not apart:
+        return grade()
+    try:
+        found = in_a_child(told)
+    except ChildDied as error:
+        raise VerifyError("sandbox", f"the grading of step {name} broke off: {error}") from None
+    if "cause" in found:
+        raise VerifyError(found["cause"], found["detail"])
+    return Verdict(**{**found, "criteria": tuple(Criterion(**one) for one in found["criteria"])})
+
+
 def _opened(spec: dict[str, Any], task: Opening, serving: Callable[..., Serve]) -> Sandbox:
     if task.world is None:
         raise ValueError(f"task must bring a world in environment/world, got {task.folder}")
+    if len(task.parts) > 1 and spec["sandbox"] not in LASTING:
+        kinds = " or ".join(LASTING)
+        raise ValueError(f"sandbox must be {kinds} for a task of several steps, got {spec['sandbox']!r}")
     serve = serving(
         *_kit(spec, task),
         result_characters=spec["limits"]["result_characters"],
@@ -187,6 +276,49 @@ def result(episode: Episode, verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def stepwise_result(task: Opening, done: Sequence[StepDone]) -> dict[str, Any]:
+    """What a run keeps of a trial of several steps: as of any other, their conversations one after the other.
+
+    "steps" says of each its name, rewards, outcome and answer, and where its rows, turns and messages lie. The trial
+    has passed if every step was reached and passed; where only the final one counts, if that was and did.
+    """
+    final = task.reward_strategy == "final"
+    graded = [{"reward": step.verdict.reward, **rewards_of(step.verdict)} for step in done]
+    rewards = final_rewards(graded) if final else mean_rewards(graded)
+    counted = done[-1:] if final else done
+    passed = len(done) == len(task.parts) and all(step.verdict.passed for step in counted)
+    truncated = next((step.episode.truncated for step in done if step.episode.truncated is not None), None)
+    joined: dict[str, list[Any]] = {"rows": [], "turns": [], "messages": []}
+    steps: list[dict[str, Any]] = []
+    for step in done:
+        own = result(step.episode, step.verdict)
+        own["turns"] = [{**turn, "row": turn["row"] + len(joined["rows"])} for turn in own["turns"]]
+        places = {name: [len(kept), len(kept) + len(own[name])] for name, kept in joined.items()}
+        for name, kept in joined.items():
+            kept += own.pop(name)
+        steps.append({"name": step.part.name, **own, "rewards": rewards_of(step.verdict), **places})
+    return {
+        "outcome": asdict(truncated or Outcome(kind="solved" if passed else "failed")),
+        "reward": rewards["reward"],
+        "passed": passed,
+        "criteria": [
+            {**criterion, "name": f"{step['name']}: {criterion['name']}"}
+            for step in steps
+            for criterion in step["criteria"]
+        ],
+        "answer": steps[-1]["answer"],
+        "nudged": any(step["nudged"] for step in steps),
+        "repairs": sum(step["repairs"] for step in steps),
+        **joined,
+        "steps": steps,
+    }
+
+
+def rewards_of(verdict: Verdict) -> dict[str, float]:
+    """The numbers of a verdict by name, as a step's least rewards speak of them."""
+    return dict(verdict.numbers) or {"reward": verdict.reward}
+
+
 def episode_record(episode: Episode) -> dict[str, Any]:
     """What an agent left, as JSON, but for what became of the trial."""
     return {
@@ -221,7 +353,7 @@ def phase(
 
     Args:
         name: of the phase, in `seconds`.
-        seconds: where its time goes.
+        seconds: where its time goes, on top of what is there.
         limit_s: after so long an alarm breaks into what runs, once and then every second; only in the main thread.
         blame: the phase to name in an error, if it is another.
     """
@@ -258,6 +390,6 @@ def phase(
             cause = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
             raise TrialError(blame or name, cause) from error
     finally:
-        seconds[name] = time.monotonic() - begun
+        seconds[name] = seconds.get(name, 0.0) + time.monotonic() - begun
     if late:
         raise TrialError(blame or name, f"deadline: {limit_s:g} s")

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from system.child import ChildDied, in_a_child
 from system.harbor import jobs
 from system.harbor.jobs import END, ERR, FAULT, HEADER, OUT
 from system.sandbox import Limits, SandboxError, Serve, View
@@ -293,22 +294,20 @@ class Keeper:
 
 def _apart(work: Callable[[], None]) -> None:
     """Do something in a fork: what tests say is never in the memory that a later tool server is forked from."""
-    out, into = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
+
+    def told() -> str:
         try:
             work()
-            status = 0
         except (Refused, OSError, tarfile.TarError) as error:
-            os.write(into, " ".join(str(error).split()).encode()[:4096])
-        finally:
-            os._exit(status)
-    os.close(into)
-    with open(out, "rb") as pipe:
-        said = pipe.read().decode(errors="replace")
-    if os.waitpid(pid, 0)[1] != 0:
-        raise Refused(said or "the transfer broke off")
+            return " ".join(str(error).split()) or type(error).__name__
+        return ""
+
+    try:
+        said = in_a_child(told)
+    except ChildDied as error:
+        said = f"the transfer broke off: {error}"
+    if said:
+        raise Refused(said)
 
 
 class _Bounded:

@@ -78,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is seen inside beside the system's folders. Example: `View(root=Path("/app"), rooms={"/tests": "tests"})`."""
+    """What is seen inside beside the system. Example: `View(root=Path("/app"), rooms={"/tests": "tests"})`."""
 
     root: Path = Path("/world")
     "Where the world lies."

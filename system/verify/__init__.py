@@ -1,7 +1,7 @@
 """Grades a frozen world against what a task's tests expect; trusts no file that an agent left."""
 
 from .fault import VerifyError
-from .grading import verify
+from .grading import verify, verify_step
 from .judge import Answer, Judge, JudgeClient, JudgeSettings, Question
 from .verdict import Criterion, Verdict
 from .world import GradedWorld
@@ -17,4 +17,5 @@ __all__ = [
     "Verdict",
     "VerifyError",
     "verify",
+    "verify_step",
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from pathlib import Path
+from typing import Any
 
+from ..sandbox import scratch
 from .checks import grade, read_checks
 from .fault import VerifyError
 from .judge import Judge
@@ -52,7 +55,9 @@ def verify(
             instruction = (task_folder / "instruction.md").read_text()
             verdicts.append(judged(rubric, instruction=instruction, answer=answer, world=world, judge=judge))
         if not verdicts:
-            verdicts.append(_by_script(task_folder, world, answer, scratch_root, timeout_s))
+            settings = _settings(task_folder)
+            tests, verifier = task_folder / "tests", settings.get("verifier", {})
+            verdicts.append(_by_script(tests, settings, verifier, world, answer, scratch_root, timeout_s))
         return _together(verdicts, rubric)
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise VerifyError("task", " ".join(f"{type(error).__name__}: {error}".split())) from error
@@ -70,12 +75,50 @@ def _together(verdicts: list[Verdict], rubric: Rubric | None) -> Verdict:
     return Verdict(reward=reward, passed=passed, criteria=criteria)
 
 
-def _by_script(
-    task_folder: Path, world: GradedWorld, answer: str, scratch_root: Path | None, timeout_s: float | None
+def verify_step(
+    task_folder: Path, name: str, world: GradedWorld, answer: str, *, scratch_root: Path
 ) -> Verdict:
+    """Grades the world after a step of a task that has several, by the step's own tests over those of the task.
+
+    Where both have a file of one name the step's counts. checks.json is graded here, test.sh is run, as by `verify`.
+
+    Raises:
+        VerifyError: grading failed, and there is no reward.
+    """
+    try:
+        settings = _settings(task_folder)
+        step = next(table for table in settings["steps"] if table["name"] == name).get("verifier", {})
+        common = settings.get("verifier", {})
+        verifier = {**common, **step, "env": {**common.get("env", {}), **step.get("env", {})}}
+        place = scratch.new_folder(scratch_root)
+        try:
+            for tests in (task_folder / "tests", task_folder / "steps" / name / "tests"):
+                if tests.is_dir():
+                    shutil.copytree(tests, place / "tests", symlinks=True, dirs_exist_ok=True)
+            if (place / "tests" / "checks.json").is_file():
+                return grade(read_checks(place / "tests" / "checks.json"), world, answer)
+            return _by_script(place / "tests", settings, verifier, world, answer, scratch_root, None)
+        finally:
+            scratch.remove_folder(place)
+    except (ValueError, KeyError, TypeError, OSError, StopIteration) as error:
+        raise VerifyError("task", " ".join(f"{type(error).__name__}: {error}".split())) from error
+
+
+def _settings(task_folder: Path) -> dict[str, Any]:
     toml = task_folder / "task.toml"
-    settings = tomllib.loads(toml.read_text()) if toml.is_file() else {}
-    verifier, environment = settings.get("verifier", {}), settings.get("environment", {})
+    return tomllib.loads(toml.read_text()) if toml.is_file() else {}
+
+
+def _by_script(
+    tests: Path,
+    settings: dict[str, Any],
+    verifier: dict[str, Any],
+    world: GradedWorld,
+    answer: str,
+    scratch_root: Path | None,
+    timeout_s: float | None,
+) -> Verdict:
+    environment = settings.get("environment", {})
     variables = {str(name): str(value) for name, value in verifier.get("env", {}).items()}
     hosts = sorted(name for name, value in variables.items() if value.startswith("${"))
     if hosts:
@@ -85,7 +128,7 @@ def _by_script(
 
     def grade(world: GradedWorld, answer: str, seconds: float) -> Verdict:
         return run_script(
-            task_folder / "tests",
+            tests,
             world,
             answer,
             workdir=environment.get("workdir") or "/world",

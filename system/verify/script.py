@@ -237,7 +237,7 @@ def _verdict(rewards: dict[str, float], detail: str) -> Verdict:
         Criterion(name=name, met=value >= WHOLE, detail=f"{value:g}, {detail}", gate=False)
         for name, value in rewards.items()
     )
-    return Verdict(reward=reward, passed=reward >= WHOLE, criteria=criteria)
+    return Verdict(reward=reward, passed=reward >= WHOLE, criteria=criteria, numbers=rewards)
 
 
 def _lay_out(place: Path, tests: Path, world: GradedWorld, answer: str, limits: ScriptLimits) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +26,12 @@ class Criterion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The grade of one trial: `Verdict(reward=0.5, passed=False, criteria=(...))`; passed: all are met."""
+    """The grade of one trial: `Verdict(reward=0.5, passed=False, criteria=(...))`; passed: all are met.
+
+    numbers are all that a script gave, by name; empty where there is the reward alone.
+    """
 
     reward: float
     passed: bool
     criteria: tuple[Criterion, ...]
+    numbers: Mapping[str, float] = field(default_factory=dict)

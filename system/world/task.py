@@ -179,29 +179,45 @@ def read_task(folder: Path) -> Task:
     )
 
 
+class Part(NamedTuple):
+    """What a trial knows of a step beforehand: `Part("draft", "Draft ...", 600.0, {"reward": 1.0})`; see `Step`."""
+
+    name: str
+    instruction: str
+    agent_timeout_s: float
+    min_reward: Mapping[str, float]
+
+
 class Opening(NamedTuple):
-    """What a trial knows of a task before its sandbox stands: `Opening(folder, "Find ...", folder / "...", "full")`."""
+    """What a trial knows of a task before its sandbox stands: `Opening(folder, (Part(...),), "mean", ...)`.
+
+    The one part of a task that has no steps has no name.
+    """
 
     folder: Path
-    instruction: str
+    parts: tuple[Part, ...]
+    reward_strategy: str
     world: Path | None
     toolset: str
 
 
 def read_opening(folder: Path) -> Opening:
-    """The beginning of a task of one step; a child reads the task, so that nothing else of it is in this process.
+    """The beginning of a task; a child reads the task, so that nothing else of it is in this process.
 
     A sandbox's server is forked from this process: tests that had been read would lie in its memory.
 
     Raises:
-        ValueError: as `read_task`.
+        ValueError: as `read_task`, or a step needs what no trial of ours gives.
     """
     from system.verify.bounded import OutOfBounds, bounded
 
     def read() -> dict[str, Any]:
         try:
             task = read_task(folder)
-            return {"instruction": task.instruction, "world": task.world is not None, "toolset": task.toolset}
+            _refuse_what_no_trial_gives(task)
+            parts = [[s.name, s.instruction, s.agent_timeout_s, dict(s.min_reward)] for s in task.steps]
+            told = {"parts": parts, "strategy": task.reward_strategy}
+            return {**told, "world": task.world is not None, "toolset": task.toolset}
         except (ValueError, OSError) as error:
             return {"fault": str(error)}
 
@@ -212,7 +228,21 @@ def read_opening(folder: Path) -> Opening:
     if "fault" in told:
         raise ValueError(told["fault"])
     world = folder / "environment" / "world" if told["world"] else None
-    return Opening(folder, told["instruction"], world, told["toolset"])
+    parts = tuple(Part(*part) for part in told["parts"])
+    return Opening(folder, parts, told["strategy"], world, told["toolset"])
+
+
+def _refuse_what_no_trial_gives(task: Task) -> None:
+    """Steps are run and graded; what Harbor does besides, before a step, is not, and nobody judges a part."""
+    named = [step.name for step in task.steps if step.name]
+    tables = read_settings(task.folder).get("steps", [])
+    needed = [
+        f"steps/{name}/workdir" for name in named if (task.folder / "steps" / name / "workdir").is_dir()
+    ]
+    needed += [f"a healthcheck of {table['name']}" for table in tables if "healthcheck" in table]
+    needed += ["a rubric"] if named and task.rubric is not None else []
+    if needed:
+        raise ValueError(f"a task of several steps must do without {needed[0]} in a trial, got {task.folder}")
 
 
 def _about(company: Company) -> dict[str, Any]:
