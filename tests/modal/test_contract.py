@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from system.fleet.local import LocalFleet
+from system.fleet.local import WARM, LocalFleet
 from system.tools.server import expected_tools
 from system.world.company import make_company
 from system.world.office import write_world
@@ -78,12 +78,14 @@ def trial(world: Path, service: Any, tmp_path_factory: pytest.TempPathFactory) -
     """Runs an action of contract_trials.py in a process of the fleet, as a trial does; nothing is left of it."""
     scratch = tmp_path_factory.mktemp("scratch")
     os.environ["BARTLEBY_TEST_SECRET"] = SECRET
-    with LocalFleet(scratch, target="contract_trials:run") as fleet:
+    client = () if service is None else (f"system.sandbox.service:load={service.config}",)
+    with LocalFleet(scratch, target="contract_trials:run", warm=(*WARM, *client)) as fleet:
         counter = iter(range(10_000))
 
         def run(action: str, kind: str, **spec: Any) -> dict[str, Any]:
             limits = {"start_s": 90.0, "stop_s": 60.0, **spec.pop("limits", {})}
             if kind == "modal":
+                assert service is not None
                 spec["modal"] = {"image": "python:3.11", "config": str(service.config)}
             spec |= {"action": action, "kind": kind, "world": f"{world}", "scratch": f"{scratch}"}
             fleet.start({"trial_id": f"trial {next(counter)}", "deadline_s": 200, "limits": limits, **spec})

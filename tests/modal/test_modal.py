@@ -63,8 +63,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fleet(scratch: Path) -> Iterator[LocalFleet]:
-    with LocalFleet(scratch, target="modal_trials:run", warm=(), grace_s=0.5) as fleet:
+def fleet(scratch: Path, modal: FakeModal) -> Iterator[LocalFleet]:
+    warm = (f"system.sandbox.service:load={modal.config}",)
+    with LocalFleet(scratch, target="modal_trials:run", warm=warm, grace_s=0.5) as fleet:
         yield fleet
 
 
@@ -217,22 +218,28 @@ def test_a_container_that_was_made_without_an_answer_is_the_one_that_is_used(
     assert len(modal.containers) == before + 1
 
 
-def test_a_token_that_is_refused_or_missing_is_one_line(
-    trial: Trial, modal: FakeModal, tmp_path: Path
-) -> None:
+def test_a_token_that_is_refused_or_missing_is_one_line(modal: FakeModal, tmp_path: Path) -> None:
     other = tmp_path / "other.toml"
     other.write_text(modal.config.read_text().replace("as-test", "as-else"))
-    cause = "start: Modal refuses the token after 1 attempt: AuthError: no such token"
-    assert trial(settings={"config": str(other)})["start"] == cause
-    missing = trial(settings={"config": str(tmp_path / "none.toml")})["start"]
-    assert missing == (
-        f"start: sandbox modal needs a token in {tmp_path}/none.toml (No such file or directory): "
+    with pytest.raises(
+        SandboxError, match="^start: image: Modal refuses the token: AuthError: no such token$"
+    ):
+        choose_sandbox("modal", {"image": "python:3.11", "config": str(other)})
+    assert token_fault(str(tmp_path / "none.toml")) == (
+        f"sandbox modal needs a token in {tmp_path}/none.toml (No such file or directory): "
         "run `modal token new` or `modal token set`"
     )
     other.write_text("[default]\nactive = true\n")
-    assert "needs a token, got none in" in trial(settings={"config": str(other)})["start"]
+    assert token_fault(str(other)).startswith(f"sandbox modal needs a token, got none in {other}: run ")
     other.write_text("[default\n")
-    assert "needs a token in" in token_fault(str(other))
+    assert token_fault(str(other)).startswith(f"sandbox modal needs a token in {other} (")
+
+
+def test_a_client_that_has_read_another_token_is_not_used_with_this_one(trial: Trial, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('[default]\ntoken_id = "ak-x"\ntoken_secret = "as-x"\n')
+    said = trial(settings={"config": str(other)})["start"]
+    assert said.startswith("start: config must be ") and said.endswith(f"has read, got {other}")
 
 
 def test_a_secret_that_modal_does_not_have_is_told(trial: Trial) -> None:
