@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from system.engine import EngineClient, EngineError, RunningEngine, start_embedded_engine
 from system.fleet import Fleet
@@ -42,13 +43,14 @@ def machinery(
     threads: int,
     device: str,
     kits: Collection[str] = ("brief",),
+    modal: dict[str, Any] | None = None,
 ) -> Iterator[Machinery]:
     """`machinery_with` the embedded engine.
 
     Args:
         policy: folder of the weights that the engine begins with.
         engine_log: the engine's own record of what it sampled.
-        sandbox, kits: as there.
+        sandbox, kits, modal: as there.
         max_context: longest trajectory.
         max_sessions: trajectories that the engine keeps cached.
         threads: of torch, in the engine.
@@ -60,21 +62,27 @@ def machinery(
             policy, socket_path, engine_log, max_context, max_sessions, threads, device
         )
 
-    with machinery_with(start, policy=policy, sandbox=sandbox, kits=kits) as machine:
+    with machinery_with(start, policy=policy, sandbox=sandbox, kits=kits, modal=modal) as machine:
         yield machine
 
 
 @contextmanager
 def machinery_with(
-    start_engine: Callable[[Path], RunningEngine], *, policy: Path, sandbox: str, kits: Collection[str]
+    start_engine: Callable[[Path], RunningEngine],
+    *,
+    policy: Path,
+    sandbox: str,
+    kits: Collection[str],
+    modal: dict[str, Any] | None = None,
 ) -> Iterator[Machinery]:
     """Starts an engine and the fleet side by side; at the end nothing of them is left.
 
     Args:
         start_engine: starts it on a socket, or finds one that runs.
         policy: folder whose chat template and tokenizer the trials use.
-        sandbox: auto, bubblewrap or process.
+        sandbox: auto, bubblewrap, process or modal.
         kits: tools that the parent of the trials loads, of `system.fleet.office.KITS`.
+        modal: the fields of `system.sandbox.modal.ModalSettings`, for that sandbox; each trial's spec needs them too.
     """
     own = run_folder()
     remove_dead_runs(own.parent)
@@ -84,7 +92,7 @@ def machinery_with(
         stack.callback(remove, own)
         # The pool stays open to the end: the engine dies with the thread that started it.
         pool = stack.enter_context(ThreadPoolExecutor())
-        chosen = pool.submit(choose_sandbox, sandbox)
+        chosen = pool.submit(choose_sandbox, sandbox, modal)
         fleet = pool.submit(
             LocalFleet, own / "trials", warm=warm_up(kits, policy=policy), temporary=own / "tmp"
         )
@@ -127,6 +135,8 @@ def remove_dead_runs(root: Path) -> None:
             reap(folder / "trials")
             if not removal.reap_remote(folder / "trials"):
                 shutil.rmtree(folder, ignore_errors=True)
+            elif pid == str(os.getpid()):  # the name is needed
+                folder.rename(folder.with_name(f"{folder.name}.kept"))
 
 
 def remove(own: Path) -> None:
