@@ -17,7 +17,7 @@ from typing import Any
 
 from broken_engine import Act, Wire, Wrong
 from fault_stage import LATE_S, RIGHT, TOOL_S, WRONG, Edit, Expected, Fault, Stage, replaced
-from fault_traces import command, descendants, holder_of, parent_of, server_of
+from fault_traces import await_state, command, descendants, holder_of, parent_of, server_of
 from judge_server import refused, said
 
 from system.engine.client import HEADER, frame
@@ -78,8 +78,14 @@ BROKE_OFF = "broke off during this call, which may have taken effect"
 
 
 def to_server(number: signal.Signals) -> Act:
-    """A signal to the tool server."""
-    return lambda trial: os.kill(server_of(trial), number)
+    """A signal to the tool server, which has had its effect before the next turn."""
+
+    def act(trial: int) -> None:
+        server = server_of(trial)
+        os.kill(server, number)
+        await_state(server, "ZXT")
+
+    return act
 
 
 def to_trial(number: signal.Signals) -> Act:
@@ -89,12 +95,16 @@ def to_trial(number: signal.Signals) -> Act:
 
 def kill_place(trial: int) -> None:
     """The first process of the sandbox dies, and everything in it."""
+    server = server_of(trial)
     os.kill(holder_of(trial), signal.SIGKILL)
+    await_state(server, "ZX")
 
 
 def kill_bwrap(trial: int) -> None:
     """bwrap itself dies, as when memory is short."""
+    server = server_of(trial)
     os.kill(parent_of(holder_of(trial)), signal.SIGKILL)
+    await_state(server, "ZX")
 
 
 def kill_parent(trial: int) -> None:

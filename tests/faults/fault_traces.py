@@ -46,6 +46,19 @@ def command(pid: int) -> str:
         return ""
 
 
+def await_state(pid: int, states: str) -> None:
+    """Wait until a process is in one of these states of /proc/PID/stat, or gone."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            if Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] in states:
+                return
+        except OSError:  # gone
+            return
+        time.sleep(0.001)
+    raise TimeoutError(f"process {pid} must come into a state of {states}, got another")
+
+
 def server_of(trial: int) -> int:
     """The tool server of a trial: the child that is a fork of it."""
     own = command(trial)
