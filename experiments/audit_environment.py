@@ -169,7 +169,7 @@ def main(config: Config) -> dict[str, Any]:
     judge = judge_client(config.judge_endpoint, config.judge_model, config.judge_keys)
     claim(folder)
     typed = shlex.join(["python", "experiments/audit_environment.py", *sys.argv[1:]])
-    settings = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(config).items()}
+    settings = {name: shown_path(v) if isinstance(v, Path) else v for name, v in asdict(config).items()}
     about = {"command": typed, "commit": commit_hash(ROOT), "config": settings, "machine": machine_name()}
     write_json(folder / "config.json", about)
     given = trials_of(config, folder)
@@ -192,6 +192,11 @@ def main(config: Config) -> dict[str, Any]:
     told = {"left": {"before": before._asdict(), "after": after._asdict()}, "stopped": stopped}
     report = {**about, "concurrency": config.concurrency, **tally.report(seconds=seconds), **told}
     return finished(report, config, folder)
+
+
+def shown_path(path: Path) -> str:
+    """A path as a reader elsewhere finds it: from the repository on, where it lies there."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def finished(report: dict[str, Any], config: Config, folder: Path) -> dict[str, Any]:
