@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from system.run import remove, remove_dead_runs
 from system.sandbox import clean_environment, reap, removal, scratch
 
 
@@ -188,3 +189,22 @@ def _until(true: Any) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@needs_modal
+def test_a_run_folder_stays_while_something_may_be_left_elsewhere(place: Path, modal: Any) -> None:
+    own = place / "runs" / f"run-{os.getpid()}"
+    own.mkdir(parents=True)
+    (place / "world").rename(own / "world")
+    assert life("modal", "working", own, modal).wait(120) == -signal.SIGKILL
+    (own / "scratch").rename(own / "trials")
+    remove(own)
+    assert (own / "trials").is_dir()
+    text = modal.config.read_text()
+    modal.config.write_text(text.replace("as-test", "as-else"))
+    remove_dead_runs(own.parent)
+    kept = own.with_name(f"{own.name}.kept")
+    modal.config.write_text(text)
+    assert not own.exists() and kept.is_dir() and len(modal.running()) == 1
+    remove_dead_runs(own.parent)
+    assert not kept.exists() and modal.running() == []
