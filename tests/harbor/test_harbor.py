@@ -99,16 +99,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngine]
 
 
 @pytest.fixture
-def run(engine: ScriptedEngine, tmp_path: Path) -> Run:
-    """Runs one trial of Harbor's; its result, and its folder."""
+def prepared(engine: ScriptedEngine, tmp_path: Path) -> Callable[..., TrialConfig]:
+    """What Harbor is told of a trial in which our agent says a script a run, or another agent works."""
 
-    def trial(
+    def config(
         task: Path,
         *scripts: Script,
         agent: dict[str, Any] | None = None,
         other: dict[str, Any] | None = None,
         **changed: Any,
-    ) -> tuple[TrialResult, Path]:
+    ) -> TrialConfig:
         name = f"trial-{next(NUMBERS)}"
         for number, script in enumerate(scripts, start=1):
             engine.scripts[f"{name}__agent/{number}"] = script
@@ -118,22 +118,40 @@ def run(engine: ScriptedEngine, tmp_path: Path) -> Run:
             "toolset": "brief",
             "context": 6000,
         }
-        plays_it = AgentConfig(**(other or {"import_path": AGENT, "kwargs": kwargs | (agent or {})}))
-        config = TrialConfig(
+        return TrialConfig(
             task=TaskConfig(path=task),
             trial_name=name,
             trials_dir=tmp_path / "trials",
-            agent=plays_it,
+            agent=AgentConfig(**(other or {"import_path": AGENT, "kwargs": kwargs | (agent or {})})),
             environment=EnvironmentConfig(import_path=ENVIRONMENT),
             **changed,
         )
 
-        async def all_of_it() -> TrialResult:
-            return await (await Trial.create(config)).run()
+    return config
 
-        result = asyncio.run(all_of_it())
-        assert not list(SCRATCH.glob("trial-*")), "a sandbox is left"
-        return result, tmp_path / "trials" / name
+
+def run_all(*configs: TrialConfig) -> list[TrialResult]:
+    """The results of trials that run side by side; nothing of them is left."""
+
+    async def one(config: TrialConfig) -> TrialResult:
+        return await (await Trial.create(config)).run()
+
+    async def all_of_them() -> list[TrialResult]:
+        return await asyncio.gather(*map(one, configs))
+
+    results = asyncio.run(all_of_them())
+    assert not list(SCRATCH.glob("trial-*")), "a sandbox is left"
+    return results
+
+
+@pytest.fixture
+def run(prepared: Callable[..., TrialConfig]) -> Run:
+    """Runs one trial of Harbor's; its result, and its folder."""
+
+    def trial(task: Path, *scripts: Script, **given: Any) -> tuple[TrialResult, Path]:
+        config = prepared(task, *scripts, **given)
+        (result,) = run_all(config)
+        return result, config.trials_dir / config.trial_name
 
     return trial
 
@@ -199,6 +217,14 @@ def test_the_code_agent_solves_a_foreign_task_by_shell(run: Run, foreign: Path):
     assert rewards(result) == {"reward": 1.0}
     (said,) = [step["observation"] for step in trajectory(folder)["steps"] if "observation" in step]
     assert said["results"][0]["content"].split() == ["/app", "notes.txt"]
+
+
+def test_trials_run_side_by_side_each_in_a_world_of_its_own(
+    prepared: Callable[..., TrialConfig], foreign: Path
+):
+    texts = ["Dear Ann", "Dear Bob", "Dear Ann"]
+    results = run_all(*(prepared(foreign, says(write("letter.txt", text), "Done.")) for text in texts))
+    assert [rewards(result) for result in results] == [{"reward": 1.0}, {"reward": 0.0}, {"reward": 1.0}]
 
 
 def test_the_office_agent_fails_a_foreign_task_by_another_letter(run: Run, foreign: Path):
