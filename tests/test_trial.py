@@ -316,7 +316,7 @@ def test_a_result_too_long_for_the_wire_is_told(run, tasks):
 @both_kinds
 def test_a_tools_temporary_files_go_with_its_trial(run, tasks, kind):
     ((place, error),) = fragile(run, tasks, ("temporary", {}), sandbox=kind)["answers"]
-    assert not error and (place == "/tmp" if kind == "bubblewrap" else "/scratch0/trial-" in place)
+    assert not error and (place == "/tmp" if kind == "bubblewrap" else "/trial-" in place)
 
 
 def test_a_missing_tool_ends_the_trial_before_the_agent_begins(run, tasks):
