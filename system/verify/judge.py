@@ -55,7 +55,7 @@ class JudgeSettings:
     ceiling_s: float = 30.0
     "Largest back-off of our own; what the server asks for is kept whatever it is."
     request_characters: int = 120_000
-    "Size of a question; evidence beyond it is cut, and the judge is told."
+    "Size of a question, evidence counted in bytes of UTF-8; what is beyond is cut, and the judge is told."
     reply_bytes: int = 1_000_000
     "Size of a reply; a longer one is not read to its end."
     reply_tokens: int = 4_096

@@ -131,10 +131,21 @@ def _question(criteria: list[str], sections: list[Section], limit: int) -> Quest
     nonce = fresh_nonce([*sections, *(Section("", text) for text in criteria)])
     listed = "\n".join(f"criterion_{number}: {text}" for number, text in enumerate(criteria, start=1))
     instructions = _TASK.format(fence=FENCE_RULE.format(nonce=nonce), criteria=listed)
-    evidence = fenced(sections, nonce, limit=max(0, limit - len(instructions)))
+    evidence = _fitting(sections, nonce, max(0, limit - len(instructions)))
     return Question(
         name="rubric", instructions=instructions, evidence=evidence, schema=_schema(len(criteria))
     )
+
+
+def _fitting(sections: list[Section], nonce: str, limit: int) -> str:
+    """Evidence of at most so many bytes: a judge's window is filled by rare letters long before as many characters."""
+    room = limit
+    while True:
+        evidence = fenced(sections, nonce, limit=room)
+        size = len(evidence.encode(errors="replace"))
+        if size <= limit:
+            return evidence
+        room = min(room - 1, room * limit // size)
 
 
 def _schema(count: int) -> dict[str, Any]:
