@@ -473,6 +473,13 @@ OVERTAKING = [
 ]
 
 
+def test_a_second_stop_changes_nothing():
+    first, _ = schedule.react(settings_of(), schedule.begin(), Opened(version=0))
+    stopped, _ = schedule.react(settings_of(), first, StopAsked())
+    again, actions = schedule.react(settings_of(), stopped, StopAsked())
+    assert again == stopped and actions == () and again.ending == "stop asked"
+
+
 def test_overtaken_groups_are_waited_for():
     """One group a step, bound 1; group 0 is slow. Group 2 may not be trained before it."""
     settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="wait")
