@@ -6,10 +6,10 @@ import json
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from system.engine.client import HEADER, frame
 from system.engine.scripted import Script, ScriptedEngine
@@ -30,26 +30,38 @@ class Wire:
     data: bytes
 
 
+@dataclass(frozen=True)
+class AtRelease:
+    """What the engine does when the trial lets go of it: bytes and the end of the connection, or seconds of silence."""
+
+    what: Wire | float
+
+
 Act = Callable[[int], None]
 """Happens while the trial, whose pid it gets, waits for its next completion."""
 
-Said = str | float | Wrong | Wire | Act
-"""A text, a number of seconds to wait before the next, a broken reply, or an act before the next."""
+Said = str | float | Wrong | Wire | AtRelease | Act
+"""A text, a number of seconds to wait before the next, a broken reply, what comes at the end, or an act before the
+next."""
 
 
 class BrokenEngine(ScriptedEngine):
     """A scripted engine that says every kind of `Said`, and knows which process asks."""
 
     def __init__(self, path: Path, chat: Chat) -> None:
-        self._plays: dict[str, Iterable[Said] | Script] = {}
+        self._plays: dict[str, Iterator[Said] | Script] = {}
         self._pids: dict[str, int] = {}
         self._twists: dict[str, Wrong | Wire] = {}
         self._asking: dict[str, socket.socket] = {}
-        super().__init__(path, chat, lambda trial_id, _: self._played(trial_id), logprob=-0.5, version=7)
+        self._ends: dict[str, Wire | float] = {}
+        super().__init__(path, chat, lambda session, _: self._played(session), logprob=-0.5, version=7)
 
     def play(self, trial_id: str, said: Iterable[Said] | Script) -> None:
-        """What a trial is to hear: these, whatever its tools answer, or what a script makes of the answers."""
-        self._plays[trial_id] = said
+        """What a trial is to hear: these, whatever its tools answer, or what a script makes of the answers.
+
+        A step of a task of several goes on where the one before it ended.
+        """
+        self._plays[trial_id] = iter(said)
 
     def pid(self, trial_id: str) -> int:
         """The process of a trial, 0 until it has asked."""
@@ -57,22 +69,30 @@ class BrokenEngine(ScriptedEngine):
 
     def forget(self, trial_id: str) -> None:
         """A trial that is over."""
-        for known in (self._plays, self._pids, self._twists, self._scripts, self._asking):
-            known.pop(trial_id, None)
+        for known in (self._plays, self._pids, self._twists, self._scripts, self._asking, self._ends):
+            for session in [session for session in known if self._trial_of(session) == trial_id]:
+                known.pop(session)
+        self._plays.pop(trial_id, None)
 
-    def _played(self, trial_id: str) -> Script:
-        said = self._plays[trial_id]
-        return said if hasattr(said, "send") else self._told(trial_id, said)  # type: ignore[return-value]
+    def _trial_of(self, session: str) -> str:
+        """The trial of a session, which is named after it, or after it and a step."""
+        return session if session in self._plays else session.rpartition("/")[0]
 
-    def _told(self, trial_id: str, said: Iterable[Said]) -> Script:
+    def _played(self, session: str) -> Script:
+        said = self._plays[self._trial_of(session)]
+        return cast(Script, said) if isinstance(said, Generator) else self._told(session, said)
+
+    def _told(self, session: str, said: Iterator[Said]) -> Script:
         for one in said:
             if isinstance(one, Wrong | Wire):
-                self._twists[trial_id] = one
+                self._twists[session] = one
                 yield "1"
+            elif isinstance(one, AtRelease):
+                self._ends[session] = one.what
             elif isinstance(one, float):
-                _wait(self._asking[trial_id], one)
+                _wait(self._asking[session], one)
             elif callable(one):
-                one(self._pids[trial_id])
+                one(self._pids[session])
             else:
                 yield one
         yield "the end"  # heard only by who waited until the trial hung up
@@ -81,9 +101,15 @@ class BrokenEngine(ScriptedEngine):
         pid = _peer(stream)
         with stream, stream.makefile("rb") as incoming:
             while message := _message(incoming):
-                self._pids[message["session_id"]], self._asking[message["session_id"]] = pid, stream
+                session = message["session_id"]
+                self._pids[session], self._asking[session] = pid, stream
+                twist: Wrong | Wire | float | None = None
+                if message["op"] == "release":
+                    twist = self._ends.pop(session, None)
                 reply = self._reply(message)
-                twist = self._twists.pop(message["session_id"], None)
+                twist = twist or self._twists.pop(session, None)
+                if isinstance(twist, float):
+                    _wait(stream, twist)
                 if isinstance(twist, Wrong):
                     reply |= twist.fields(message) if callable(twist.fields) else twist.fields
                 try:

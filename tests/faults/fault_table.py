@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from broken_engine import Act, Wire, Wrong
+from broken_engine import Act, AtRelease, Wire, Wrong
 from fault_stage import LATE_S, RIGHT, TOOL_S, WRONG, Edit, Expected, Fault, Stage, replaced
 from fault_traces import await_state, command, descendants, holder_of, parent_of, server_of
 from judge_server import refused, said
@@ -194,7 +194,38 @@ def graded_by(script: str, *, seconds: float = 60.0, executable: bool = True) ->
     return edit
 
 
+def in_steps(first: str, second: str) -> Edit:
+    """A task of two steps, each graded by a script of its own."""
+
+    def edit(folder: Path) -> None:
+        for name in ("tests/checks.json", "bartleby.json", "instruction.md"):
+            (folder / name).unlink()
+        replaced(folder / "task.toml", STEPS)
+        replaced(folder / "tests" / "test.sh", "#!/bin/sh\nexec sh /tests/own.sh\n")
+        for name, script in (("draft", first), ("send", second)):
+            (folder / "steps" / name / "tests").mkdir(parents=True)
+            (folder / "steps" / name / "instruction.md").write_text(f"The {name}.")
+            (folder / "steps" / name / "tests" / "own.sh").write_text(script)
+
+    return edit
+
+
+STEPS = """
+schema_version = "1.4"
+[task]
+name = "office/letter"
+[metadata]
+bartleby_tools = "brief"
+[environment]
+network_mode = "no-network"
+[[steps]]
+name = "draft"
+[[steps]]
+name = "send"
+"""
+
 REWARD = "/logs/verifier/reward"
+ONE = f"echo 1 > {REWARD}.txt"
 
 
 # Engines
@@ -1141,6 +1172,21 @@ ENGINE = (
         then=broken("agent", "request_id of a reply must be .*/0, got another/3"),
     ),
     Fault(
+        name="engine dies after the last turn",
+        layer="engine",
+        how="the connection ends when the trial lets go of it",
+        turns=(LIST, AtRelease(Wire(b"")), RIGHT),
+        then=broken("teardown", "engine at .* closed the connection"),
+    ),
+    Fault(
+        name="engine hangs after the last turn",
+        layer="engine",
+        how="no reply when the trial lets go of it",
+        turns=(LIST, AtRelease(1000.0), RIGHT),
+        spec={"engine_s": LATE_S},
+        then=broken("teardown", "engine at .* did not answer within 1 s$"),
+    ),
+    Fault(
         name="engine loses logprobs",
         layer="engine",
         how="a list that is shorter",
@@ -1198,14 +1244,14 @@ VERIFIER = (
         name="verifier hangs",
         layer="verifier",
         how="test.sh sleeps after a forged reward",
-        task=graded_by(f"echo 1 > {REWARD}.txt; sleep 1000", seconds=LATE_S),
+        task=graded_by(f"{ONE}; sleep 1000", seconds=LATE_S),
         then=broken("verify", "^script_timeout: test.sh must end within 1 s"),
     ),
     Fault(
         name="verifier later than its deadline",
         layer="verifier",
         how="test.sh sleeps longer than the trial may take to verify",
-        task=graded_by(f"echo 1 > {REWARD}.txt; sleep 1000"),
+        task=graded_by(f"{ONE}; sleep 1000"),
         spec={"verify_s": LATE_S},
         then=broken("verify", "^deadline: 1 s$"),
     ),
@@ -1227,7 +1273,7 @@ VERIFIER = (
         name="verifier writes no JSON",
         layer="verifier",
         how="reward.json holds half of it",
-        task=graded_by(f"echo '{{\"reward\": ' > {REWARD}.json; echo 1 > {REWARD}.txt"),
+        task=graded_by(f"echo '{{\"reward\": ' > {REWARD}.json; {ONE}"),
         then=broken("verify", "^reward_unreadable: reward.json must hold finite numbers"),
     ),
     Fault(
@@ -1255,28 +1301,28 @@ VERIFIER = (
         name="verifier prints without end",
         layer="verifier",
         how="test.sh prints 100 MB before its reward",
-        task=graded_by(f"head -c 100000000 /dev/zero; echo 1 > {REWARD}.txt"),
+        task=graded_by(f"head -c 100000000 /dev/zero; {ONE}"),
         then=SOLVED,
     ),
     Fault(
         name="verifier fills its disk",
         layer="verifier",
         how="test.sh writes 1 GB, then no reward",
-        task=graded_by(f"head -c 1000000000 /dev/zero > /tmp/x || exit 1; echo 1 > {REWARD}.txt"),
+        task=graded_by(f"head -c 1000000000 /dev/zero > /tmp/x || exit 1; {ONE}"),
         then=broken("verify", "^reward_missing: .*exit (1|153)"),
     ),
     Fault(
         name="test.sh not executable",
         layer="verifier",
         how="mode 644",
-        task=graded_by(f"echo 1 > {REWARD}.txt", executable=False),
+        task=graded_by(ONE, executable=False),
         then=SOLVED,
     ),
     Fault(
         name="verifier needs a package",
         layer="verifier",
         how="test.sh imports what is not installed",
-        task=graded_by(f"python3 -c 'import no_such_package' && echo 1 > {REWARD}.txt"),
+        task=graded_by(f"python3 -c 'import no_such_package' && {ONE}"),
         then=broken("verify", "^reward_missing: .*No module named 'no_such_package'"),
     ),
     Fault(
@@ -1284,7 +1330,7 @@ VERIFIER = (
         layer="verifier",
         how="test.sh leaves a writer of rewards in the background",
         task=graded_by(
-            f"(trap '' HUP; while :; do echo 1 > {REWARD}.txt; done) >/dev/null 2>&1 &\n"
+            f"(trap '' HUP; while :; do {ONE}; done) >/dev/null 2>&1 &\n"
             f"echo '{{\"reward\": 0}}' > {REWARD}.json"
         ),
         then=FAILED,
@@ -1294,14 +1340,14 @@ VERIFIER = (
         layer="verifier",
         how="the agent leaves a file on which test.sh breaks, and on the untouched world it does not",
         turns=(call("write_file", path="trap.txt", content="x"), RIGHT),
-        task=graded_by(f"[ -e trap.txt ] && exit 1; echo 1 > {REWARD}.txt"),
+        task=graded_by(f"[ -e trap.txt ] && exit 1; {ONE}"),
         then=FAILED,
     ),
     Fault(
         name="verifier without a sandbox",
         layer="verifier",
         how="another bwrap refuses to make the verifier's place",
-        task=graded_by(f"echo 1 > {REWARD}.txt"),
+        task=graded_by(ONE),
         bwrap='case "$*" in *--hostname\\ verifier*) echo "bwrap: No space left" >&2; exit 1;; esac; exec $real "$@"',
         then=broken("verify", "^sandbox: bwrap did not start: bwrap: No space left$"),
     ),
@@ -1318,6 +1364,73 @@ VERIFIER = (
         how="checks.json names a check that is not there",
         task=written("tests/checks.json", '[{"kind": "vibes"}]'),
         then=broken("verify", "^task: .*kind of a check must be one of"),
+    ),
+)
+
+STEPWISE = (
+    Fault(
+        name="nothing, in two steps",
+        layer="steps",
+        how="the policy answers twice",
+        turns=("drafted", "sent"),
+        task=in_steps(ONE, ONE),
+        then=SOLVED,
+        restarts=0,
+    ),
+    Fault(
+        name="server killed in the second step",
+        layer="steps",
+        how="SIGKILL to itself in a read",
+        turns=(LOOK, "drafted", look("is killed"), "sent"),
+        server="fragile",
+        task=in_steps(ONE, ONE),
+        then=SOLVED,
+        restarts=1,
+    ),
+    Fault(
+        name="verifier of the first step crashes",
+        layer="steps",
+        how="its test.sh kills itself",
+        turns=("drafted", "sent"),
+        task=in_steps("kill -9 $$", ONE),
+        then=broken("verify", "^reward_missing: .*exit 137"),
+    ),
+    Fault(
+        name="verifier of the first step hangs",
+        layer="steps",
+        how="its test.sh sleeps after a forged reward",
+        turns=("drafted", "sent"),
+        task=in_steps(f"{ONE}; sleep 1000", ONE),
+        spec={"verify_s": LATE_S},
+        then=broken("verify", "^deadline: 1 s$"),
+    ),
+    Fault(
+        name="verifier of the second step writes no reward",
+        layer="steps",
+        how="its test.sh ends well",
+        turns=("drafted", "sent"),
+        task=in_steps(ONE, "exit 0"),
+        then=broken("verify", "^reward_missing: .*exit 0"),
+    ),
+    Fault(
+        name="no sandbox for the second step",
+        layer="steps",
+        how="another bwrap refuses the second place for tools",
+        turns=("drafted", "sent"),
+        task=in_steps(ONE, ONE),
+        bwrap='case "$*" in *--hostname\\ verifier*) exec $real "$@";; esac\n'
+        'if mkdir "$0.used" 2>/dev/null; then exec $real "$@"; fi\n'
+        'echo "bwrap: No space left" >&2; exit 1',
+        then=broken("start", "^bwrap: No space left$"),
+        random=False,
+    ),
+    Fault(
+        name="trial killed between steps",
+        layer="steps",
+        how="SIGKILL in the first turn of the second",
+        turns=("drafted", to_trial(signal.SIGKILL), "sent"),
+        task=in_steps(ONE, ONE),
+        then=broken("process", "^exit -9$"),
     ),
 )
 
@@ -1501,7 +1614,7 @@ PROCESS = (
         layer="process",
         how="no more address space before the answer",
         turns=(limit(resource.RLIMIT_AS, 1 << 20), RIGHT),
-        task=graded_by(f"echo 1 > {REWARD}.txt"),
+        task=graded_by(ONE),
         then=broken("verify", "MemoryError|^sandbox: .*(Cannot allocate memory|failed to map)"),
     ),
     Fault(
@@ -1567,13 +1680,25 @@ PROCESS = (
         name="cancelled in its verifier",
         layer="fleet",
         how="cancel while test.sh sleeps",
-        task=graded_by(f"echo 1 > {REWARD}.txt; sleep 1000"),
+        task=graded_by(f"{ONE}; sleep 1000"),
         cancel=sleeps_in,
         then=CANCELLED,
     ),
 )
 
-FAULTS = (*POLICY, *SERVER, *RESOURCES, *START, *TASK, *ENGINE, *CLOCK, *VERIFIER, *JUDGE, *PROCESS)
+FAULTS = (
+    *POLICY,
+    *SERVER,
+    *RESOURCES,
+    *START,
+    *TASK,
+    *ENGINE,
+    *CLOCK,
+    *VERIFIER,
+    *STEPWISE,
+    *JUDGE,
+    *PROCESS,
+)
 
 COLUMNS: dict[str, Callable[[Fault], str]] = {
     "layer": lambda fault: fault.layer,

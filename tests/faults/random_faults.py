@@ -32,7 +32,7 @@ from system.world.expert_script import plays
 POLICY = ("solved", "failed", "truncated")
 """Outcomes that are the policy's doing; a system error is nobody's, and who cancelled knows it."""
 
-ANYWHERE = ("policy", "tools", "engine", "agent", "verifier", "judge")
+ANYWHERE = ("policy", "tools", "engine", "agent", "verifier", "steps", "judge")
 """Layers whose faults strike in either kind of sandbox."""
 
 WAVE = 100
