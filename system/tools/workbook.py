@@ -251,8 +251,9 @@ class Workbook:
         """Write the file anew: changed parts from their trees, every other part as it was."""
         check_package(self.file)
         temporary = self.file.with_name(f".{self.file.name}.part")
+        temporary.unlink(missing_ok=True)  # what lies there may be a link to somewhere else
         try:
-            with ZipFile(temporary, "w", ZIP_DEFLATED) as target:
+            with ZipFile(temporary, "x", ZIP_DEFLATED) as target:
                 for info in self._archive.infolist():
                     changed = info.filename in self._changed
                     data = self._bytes(info.filename) if changed else self._archive.read(info)
