@@ -61,6 +61,11 @@ def test_rows_are_equal_when_their_columns_are_however_the_tokens_came(row, at):
     assert other == row and hash(other) == hash(row)
 
 
+def test_a_set_of_many_rows_tells_them_apart_by_their_hash():
+    many = [Ledger(spans=(ledger.given([token]),), finish_reason="") for token in range(50)]
+    assert len({hash(row) for row in many}) > 25
+
+
 @given(one=rows, other=rows)
 def test_rows_that_differ_in_a_column_or_in_their_ending_are_not_equal(one, other):
     same = columns(one) == columns(other) and one.finish_reason == other.finish_reason
