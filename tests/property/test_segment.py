@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -198,3 +199,13 @@ def test_a_sum_of_a_million_does_not_stall_in_float32():
         value, torch.ones(len(value), dtype=torch.bool), torch.zeros(len(value), dtype=torch.long)
     )
     assert float(found.mean[0]) == pytest.approx(10.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("short", ["value", "counted", "place"])
+def test_moments_of_shapes_that_differ_are_refused(short):
+    given = {"value": torch.ones(2), "counted": torch.ones(2).bool(), "place": torch.zeros(2).long()}
+    given[short] = given[short][:1]
+    got = [tuple(x.shape) for x in given.values()]
+    text = re.escape(f"value, counted and place must have one shape [T], got {got}")
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        segment.moment(**given)
