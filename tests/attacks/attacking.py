@@ -81,7 +81,8 @@ def foreign_task(
 
 
 SOUND = """#!/bin/sh
-[ "$(head -c 100 out.txt 2>/dev/null)" = 48 ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+[ "$(head -c 100 out.txt 2>/dev/null)" = 48 ] && earned=1 || earned=0
+echo $earned > /logs/verifier/reward.txt
 """
 """A script that grades `foreign_task` and is not led astray by what else lies in the world."""
 

@@ -131,7 +131,7 @@ def test_further_kinds_are_read_or_refused(stage: Stage, tmp_path: Path) -> None
 def test_what_compares_files_for_a_judge_ends_on_every_bomb(
     world: Path, secret: Path, tmp_path: Path
 ) -> None:
-    """The same files before a judge: each is told as a change, in bounds, and no file of the host is in what is told."""
+    """The same files before a judge: each is told as a change, in bounds, with no file of the host in it."""
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
     after.mkdir()

@@ -158,7 +158,8 @@ def test_many_files_do_not_push_the_work_out_of_sight_for_nothing(
 def test_the_judge_is_not_reached_from_the_sandbox(stage: Stage, task: Path, judge_socket: str) -> None:
     look = python(
         "full",
-        f"import os, socket\ntry: socket.socket(socket.AF_UNIX).connect({judge_socket!r})\nexcept OSError as error: print(error)",
+        f"import socket\nwhere = {judge_socket!r}\n"
+        "try: socket.socket(socket.AF_UNIX).connect(where)\nexcept OSError as error: print(error)",
     )
     answers: list[str] = []
     fails(stage.trial(says([look], answers, gives_up()), task=task, judge_socket=judge_socket))

@@ -40,7 +40,8 @@ for suffix in {SUFFIXES[:3]!r}: open(f'{{folder}}/secret.{{suffix}}', 'w').write
 open(folder + '/secret.json', 'w').write('[{{"user": "x", "text": "' + word + '"}}]')
 open(folder + '/secret', 'w').write(word)
 open(folder + '/mail.mbox', 'w').write('From x Mon Mar  2 09:00:00 2026\\nSubject: ' + word + '\\n\\n' + word + '\\n')
-open(folder + '/secret.ics', 'w').write('BEGIN:VCALENDAR\\nBEGIN:VEVENT\\nSUMMARY:' + word + '\\nEND:VEVENT\\nEND:VCALENDAR\\n')
+event = 'BEGIN:VEVENT\\nSUMMARY:' + word + '\\nEND:VEVENT\\n'
+open(folder + '/secret.ics', 'w').write('BEGIN:VCALENDAR\\n' + event + 'END:VCALENDAR\\n')
 import docx, openpyxl, pptx, shutil
 from reportlab.pdfgen.canvas import Canvas
 shutil.copy(folder + '/mail.mbox', folder + '/secret.mbox')

@@ -1,4 +1,4 @@
-"""Out of the sandbox, into the tests, the server, the host or another trial: nothing is reached, and the work counts."""
+"""Out of the sandbox, into the tests, the server, the host, another trial: nothing is reached, and the work counts."""
 
 from __future__ import annotations
 
@@ -177,7 +177,8 @@ def test_neither_memory_nor_descriptors_of_another_process_are_reached(stage: St
 
 @KITS
 def test_no_descriptor_is_inherited(stage: Stage, kit: str) -> None:
-    look = "import os\nprint(sorted(fd for fd in os.listdir('/proc/self/fd') if int(fd) > 2 and os.path.exists(f'/proc/self/fd/{fd}')))"
+    own = "[f'/proc/self/fd/{fd}' for fd in os.listdir('/proc/self/fd') if int(fd) > 2]"
+    look = f"import os\nprint([path for path in {own} if os.path.exists(path)])"
     assert set(stage.both([python(kit, look)], kit=kit)) == {"[]"}
 
 
@@ -490,9 +491,12 @@ def test_no_trial_leaves_a_message_for_the_next_one_or_for_the_host(stage: Stage
 def test_trials_side_by_side_do_not_see_one_another(stage: Stage) -> None:
     """One waits with a secret in every place it can write, and listens; the other looks for it."""
     secret = "open(place + '/mine-7f3a', 'w').write('x')"
-    waits = f"import socket, time\nfor place in ('/world', '/tmp', '/dev/shm'): {secret}\ns = socket.socket(socket.AF_UNIX)\ns.bind('\\0mine-7f3a')\ns.listen()\ntime.sleep(2)"
+    waits = (
+        f"import socket, time\nfor place in ('/world', '/tmp', '/dev/shm'): {secret}\n"
+        "s = socket.socket(socket.AF_UNIX)\ns.bind('\\0mine-7f3a')\ns.listen()\ntime.sleep(2)"
+    )
     looks = tries(
-        "[n for n in glob.glob('/*/mine-7f3a') + glob.glob('/dev/shm/mine*') + glob.glob('/proc/*/root/*/mine-7f3a')][0]",
+        "(glob.glob('/*/mine-7f3a') + glob.glob('/dev/shm/mine*') + glob.glob('/proc/*/root/*/mine-7f3a'))[0]",
         f"os.listdir({os.fspath(stage.scratch)!r})",
         "socket.socket(socket.AF_UNIX).connect('\\0mine-7f3a')",
         "[pid for pid in os.listdir('/proc') if pid.isdigit()][12]",

@@ -30,7 +30,8 @@ END
 BY_MODULE = """#!/bin/sh
 python3 -c 'import json, openpyxl; json.dump(0.0 if open("notes.txt").read() else 0.0, open("/tmp/x", "w"))'
 python3 -m json.tool /dev/null > /dev/null 2>&1
-if [ "$(cat out.txt 2>/dev/null)" = 48 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+[ "$(cat out.txt 2>/dev/null)" = 48 ] && earned=1 || earned=0
+echo $earned > /logs/verifier/reward.txt
 """
 BY_PYTEST = """#!/bin/sh
 {command} -p no:cacheprovider /tests/test_outputs.py > /tmp/log 2>&1
@@ -39,10 +40,12 @@ if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/ve
 BY_GIT = """#!/bin/sh
 git status > /dev/null 2>&1; git diff > /dev/null 2>&1; git stash > /dev/null 2>&1
 git -c user.name=x -c user.email=x commit -qam x > /dev/null 2>&1; git checkout -q -b y > /dev/null 2>&1
-if [ "$(cat out.txt 2>/dev/null)" = 48 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+[ "$(cat out.txt 2>/dev/null)" = 48 ] && earned=1 || earned=0
+echo $earned > /logs/verifier/reward.txt
 """
 BY_BASH = """#!/bin/bash
-if [ "$(cat out.txt 2>/dev/null)" = 48 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+[ "$(cat out.txt 2>/dev/null)" = 48 ] && earned=1 || earned=0
+echo $earned > /logs/verifier/reward.txt
 bash -c true; sh -c true; python3 -c pass
 """
 
@@ -291,7 +294,8 @@ def test_code_of_the_agent_that_a_script_runs_on_purpose_is_alone_in_its_place(
             "/sys/kernel",
         )
     )
-    program = f"{looks}; touch /tests/x && echo reached; python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 1)' && echo reached; setsid sleep 100 &"
+    network = "python3 -c 'import socket; socket.create_connection((\"1.1.1.1\", 53), 1)' && echo reached"
+    program = f"{looks}; touch /tests/x && echo reached; {network}; setsid sleep 100 &"
     task = foreign_task(tmp_path / "task", script)
     result = stage.trial(says([planted({"program.sh": program})], [], gives_up()), task=task, kit="code")
     fails(result)

@@ -105,9 +105,9 @@ TRACES = {
     "deep, long names": "for n in range(3000): os.mkdir('d' * 200); os.chdir('d' * 200)",
     "deep, short names": "for n in range(5000): os.mkdir('d'); os.chdir('d')",
     "deep, and a file there": "for n in range(2000): os.mkdir('d'); os.chdir('d'); open('f', 'w').write('x')",
-    "odd names": "for n in [b'a\\nb', b'\\xff\\xfe', b'x' * 255, b'\\x1b[2J', '\\u202e'.encode(), b'-rf', b'*', b'\\\\', b'a\\tb']:\n"
+    "odd names": "for n in [b'a\\nb', b'\\xff\\xfe', b'x' * 255, b'\\x1b[2J', '\\u202e'.encode(), b'-rf', b'*']:\n"
     " open(n, 'w').write('x')",
-    "odd folders": "for n in [b'\\xff', b'\\n', b' ', b'...', b'-', b'\\xed\\xa0\\x80']: os.mkdir(n); open(n + b'/f', 'w')",
+    "odd folders": "for n in [b'\\xff', b'\\n', b' ', b'...', b'\\xed\\xa0\\x80']: os.mkdir(n); open(n + b'/f', 'w')",
     "closed to all": "os.mkdir('closed', 0); os.chmod('rates.csv', 0); os.chmod('chat', 0)",
     "no room left": "for n in range(200): open(f's{n}', 'wb').write(bytes(1 << 20))",
     "sparse": "for n in range(500): open(f's{n}', 'wb').truncate(16 << 20)",
@@ -117,9 +117,10 @@ TRACES = {
 
 
 @pytest.mark.parametrize("trace", TRACES)
-@pytest.mark.parametrize("family", ["write", "edit"])
+@pytest.mark.parametrize("family", ["write"])
 def test_no_trace_keeps_the_grader_from_grading(stage: Stage, trace: str, family: str) -> None:
-    code = f"import os\ntry:\n {TRACES[trace].replace(chr(10), chr(10) + ' ')}\nexcept OSError as error: print(error)\nprint('done')"
+    deed = TRACES[trace].replace("\n", "\n ")
+    code = f"import os\ntry:\n {deed}\nexcept OSError as error: print(error)\nprint('done')"
     answers: list[str] = []
     calls = [python("full", code), ToolCall("list_files", {}), ToolCall("find", {"query": "fee"})]
     fails(stage.trial(says(calls, answers, gives_up("done")), family=family))
