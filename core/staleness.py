@@ -72,6 +72,21 @@ def is_fresh(age: int, *, max_staleness: int) -> bool:
     return age <= max_staleness
 
 
+def fresh_mask(loss_mask: Iterable[bool], policy_version: Iterable[int], *, min_version: int) -> list[bool]:
+    """The mask of a row without the tokens that are older than the step may train.
+
+    Args:
+        loss_mask: per token.
+        policy_version: per token; the version that sampled it.
+        min_version: the oldest that is trained.
+    """
+    check_count("min_version", min_version, least=0)
+    mask, versions = list(loss_mask), list(policy_version)
+    if len(mask) != len(versions):
+        raise ValueError(f"policy_version must have one entry a token, {len(mask)}, got {len(versions)}")
+    return [bool(on) and version >= min_version for on, version in zip(mask, versions, strict=True)]
+
+
 def staleness_histogram(ages: Iterable[int]) -> dict[int, int]:
     """How many trajectories have each age, youngest first."""
     count = Counter(ages)

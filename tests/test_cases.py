@@ -516,10 +516,13 @@ def settings_of(**changed: Any) -> Settings:
         "tolerance": 1e-6,
         "max_zero_variance": 0,
         "max_lost": 10,
+        "order": "oldest",
+        "in_order_steps": 0,
         "late_group": "wait",
         "requeue_stale": False,
         "task_count": 6,
         "seed": 7,
+        "save_every": 0,
         "evaluate_at": (),
         "evaluation_tasks": 2,
         "evaluation_samples": 1,
@@ -626,7 +629,9 @@ def test_a_group_waits_for_its_siblings_before_its_survivors_are_trained():
     _, actions = schedule.replay(settings, [*events, *ends])
     assert actions[2:5] == [(), (), ()]
     assert actions[5] == (
-        Train(version=0, group_ids=(0,), trial_ids=("train-0-0-0", "train-0-2-0", "train-0-3-0")),
+        Train(
+            version=0, group_ids=(0,), trial_ids=("train-0-0-0", "train-0-2-0", "train-0-3-0"), min_version=0
+        ),
     )
 
 

@@ -17,11 +17,15 @@ from .admission import task_at
 from .message import (
     Action,
     CancelTrial,
+    CapacityChanged,
     DropGroup,
     EvaluationEnded,
     Event,
     Finished,
     Opened,
+    Reopened,
+    Save,
+    Saved,
     StartTrial,
     StepTrained,
     StopAsked,
@@ -36,6 +40,9 @@ from .state import Group, Sample, State, begin, trial_id
 
 __all__ = [
     "Opened",
+    "Reopened",
+    "Saved",
+    "CapacityChanged",
     "TrialEnded",
     "StepTrained",
     "WeightsApplied",
@@ -45,6 +52,7 @@ __all__ = [
     "CancelTrial",
     "Train",
     "SyncWeights",
+    "Save",
     "DropGroup",
     "EvaluationEnded",
     "Finished",

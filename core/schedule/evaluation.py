@@ -17,7 +17,7 @@ def start_evaluation(settings: Settings, state: State) -> Step:
     first = state.next_group
     empty = (Sample(),) * settings.evaluation_samples
     opened = {
-        first + task: Group(group_id=first + task, task=task, purpose="eval", ready=False, samples=empty)
+        first + task: Group(group_id=first + task, task=task, purpose="eval", ready=0, samples=empty)
         for task in range(settings.evaluation_tasks)
     }
     groups = {**state.groups, **opened}
@@ -27,9 +27,7 @@ def start_evaluation(settings: Settings, state: State) -> Step:
 def end_evaluation(settings: Settings, state: State) -> Step:
     """Close the evaluation when its last trial is over."""
     evaluation = [g for g in state.groups.values() if g.purpose == "eval"]
-    if state.evaluating is None or any(
-        s.status in ("waiting", "running") for g in evaluation for s in g.samples
-    ):
+    if state.evaluating is None or not all(g.over for g in evaluation):
         return state, ()
     kept = {k: g for k, g in state.groups.items() if g.purpose == "train"}
     ended = EvaluationEnded(version=state.evaluating)

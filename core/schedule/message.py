@@ -14,6 +14,31 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reopened:
+    """A run that was killed goes on, from the last version that was saved.
+
+    Trials that were under way are gone and start anew. Steps that were taken after that version are taken again, on
+    the same trials in the same order; what ended before the run was killed is as it was.
+    """
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """The trainer's `version` lies on disk, whole: a run that is killed from now on goes on from it."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityChanged:
+    """So many trials may now run side by side; none that runs is ended for it."""
+
+    max_running: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialEnded:
     """A trial is over and its slot is free: one per StartTrial; one of an unknown trial changes nothing.
 
@@ -52,7 +77,7 @@ class StopAsked:
     """Someone wants the run to end soon and cleanly."""
 
 
-Event = Opened | TrialEnded | StepTrained | WeightsApplied | StopAsked
+Event = Opened | Reopened | Saved | CapacityChanged | TrialEnded | StepTrained | WeightsApplied | StopAsked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,16 +113,25 @@ class Train:
     Args:
         group_ids: the groups of the batch, that with the oldest token first.
         trial_ids: their valid trials, group by group; a group may have fewer than planned.
+        min_version: tokens that were sampled from an older one are left out of the loss.
     """
 
     version: int
     group_ids: tuple[int, ...]
     trial_ids: tuple[str, ...]
+    min_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncWeights:
     """Bring the trainer's `version` to the engine; the answer is WeightsApplied(version)."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Put the trainer's `version` on disk; the answer is Saved(version). No step begins before."""
 
     version: int
 
@@ -125,4 +159,4 @@ class Finished:
     reason: str
 
 
-Action = StartTrial | CancelTrial | Train | SyncWeights | DropGroup | EvaluationEnded | Finished
+Action = StartTrial | CancelTrial | Train | SyncWeights | Save | DropGroup | EvaluationEnded | Finished

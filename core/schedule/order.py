@@ -11,12 +11,13 @@ from .state import Group, State, Step, drop, trial_id
 
 
 def drop_stale(settings: Settings, state: State) -> Step:
-    """Groups whose oldest trained token would be too old for the next step."""
-    next_version = state.trained + bool(state.training)
+    """Groups that the next step would find too old."""
+    if state.ending:
+        return state, ()
+    next_version = state.trained + len(state.redo) + bool(state.training)
     actions: tuple[Action, ...] = ()
     for group in list(state.groups.values()):
-        oldest = min((s.version for s in group.samples if s.status == "valid"), default=next_version)
-        if group.purpose == "train" and next_version - oldest > settings.max_staleness:
+        if group.purpose == "train" and _too_old(settings, group, next_version - settings.max_staleness):
             state, more = drop(state, group, "stale")
             actions += more
             if settings.requeue_stale:
@@ -24,37 +25,72 @@ def drop_stale(settings: Settings, state: State) -> Step:
     return state, actions
 
 
+def _too_old(settings: Settings, group: Group, min_version: int) -> bool:
+    """Whether a group has a token that must not be trained; where such tokens are masked, whether it has no other."""
+    if settings.late_group == "train":
+        return False
+    if settings.late_group == "mask":
+        return group.ready > 0 and group.newest < min_version
+    return group.oldest < min_version
+
+
 def train(settings: Settings, state: State) -> Step:
-    """The next step, from the oldest groups that are ready, if it makes no other group too old."""
-    in_step = state.training or state.syncing or state.applied != state.trained
+    """The next step, if enough groups are ready and it makes no group too old that must not get so."""
+    in_step = state.training or state.saving or state.syncing or state.applied != state.trained
     if in_step or state.ending or state.trained >= settings.steps:
         return state, ()
-    groups = [g for g in state.groups.values() if g.purpose == "train"]
-    ready = sorted((g for g in groups if g.ready), key=lambda g: (_born(g), g.group_id))
-    batch = ready[: settings.batch_groups]
-    started = [g for g in groups if not g.ready and _born(g) < math.inf]
-    if len(batch) < settings.batch_groups:
-        return state, ()
-    if settings.late_group == "wait" and not _in_time(settings, state, started):
-        return state, ()
+    if state.redo:
+        return _step(settings, replace(state, redo=state.redo[1:]), list(state.redo[0]))
+    batches = [_batch(settings, state, order) for order in _orders(settings, state)]
+    batch = next((b for b in batches if _allowed(settings, state, b)), None)
+    return (state, ()) if batch is None else _step(settings, state, batch)
+
+
+def _step(settings: Settings, state: State, batch: list[Group]) -> Step:
+    """Train on these groups."""
     chosen = tuple(g.group_id for g in batch)
     kept = {k: g for k, g in state.groups.items() if k not in chosen}
     trials = tuple(trial_id(g, i) for g in batch for i, s in enumerate(g.samples) if s.status == "valid")
-    state = replace(state, training=chosen, groups=kept, zero_variance=0, lost=0)
-    return state, (Train(version=state.trained, group_ids=chosen, trial_ids=trials),)
+    oldest = 0 if settings.late_group == "train" else max(0, state.trained - settings.max_staleness)
+    action = Train(version=state.trained, group_ids=chosen, trial_ids=trials, min_version=oldest)
+    unsaved = (*state.unsaved, tuple(batch)) if settings.save_every else ()
+    state = replace(state, training=chosen, unsaved=unsaved, groups=kept, zero_variance=0, lost=0)
+    return state, (action,)
 
 
-def _born(group: Group) -> float:
-    """The oldest version that a trajectory of this group can have; infinity if none has started."""
-    return min((s.version for s in group.samples if s.status in ("running", "valid")), default=math.inf)
+def _orders(settings: Settings, state: State) -> tuple[str, ...]:
+    """The order that is asked for; where one waits for the late, oldest first is the order that always can go on."""
+    asked = "admission" if state.trained < settings.in_order_steps else settings.order
+    return (asked, "oldest") if asked == "completion" and settings.late_group == "wait" else (asked,)
+
+
+def _batch(settings: Settings, state: State, order: str) -> list[Group]:
+    """The groups of the next step, or fewer than it needs."""
+    groups = [g for g in state.groups.values() if g.purpose == "train"]
+    if order == "admission":
+        first = sorted(groups, key=lambda g: g.group_id)[: settings.batch_groups]
+        return [g for g in first if g.ready]
+    ready = [g for g in groups if g.ready]
+    if order == "completion":
+        return sorted(ready, key=lambda g: g.ready)[: settings.batch_groups]
+    return sorted(ready, key=lambda g: (g.born, g.group_id))[: settings.batch_groups]
+
+
+def _allowed(settings: Settings, state: State, batch: list[Group]) -> bool:
+    """Whether a step may be taken on these: there are enough and, where one waits for the late, none gets too late."""
+    if len(batch) < settings.batch_groups:
+        return False
+    chosen = {g.group_id for g in batch}
+    left = [g for g in state.groups.values() if g.purpose == "train" and g.group_id not in chosen]
+    return settings.late_group != "wait" or _in_time(settings, state, left)
 
 
 def _in_time(settings: Settings, state: State, groups: list[Group]) -> bool:
-    """Whether these groups under way can still be trained before they are too old, if this step goes without them.
+    """Whether the groups that this step leaves can all be trained before they are too old.
 
     Earliest deadline first succeeds exactly when, for every deadline, what is due by then fits the steps
-    left. Groups that are ready need no look: the oldest go first, and admission never let in more than fit.
+    left.
     """
-    deadline = sorted(_born(g) + settings.max_staleness for g in groups)
+    deadline = sorted(g.born + settings.max_staleness for g in groups if g.born < math.inf)
     steps_left = [last - state.trained for last in deadline]
     return all(due <= left * settings.batch_groups for due, left in enumerate(steps_left, start=1))

@@ -9,8 +9,11 @@ from ..staleness import accepted_at
 from .evaluation import start_evaluation
 from .message import (
     CancelTrial,
+    CapacityChanged,
     Event,
     Opened,
+    Reopened,
+    Saved,
     StepTrained,
     StopAsked,
     SyncWeights,
@@ -26,6 +29,18 @@ def take(settings: Settings, state: State, event: Event) -> Step:
     match event:
         case Opened(version=version):
             return _open(settings, state, version)
+        case Reopened(version=version):
+            return _reopen(settings, state, version)
+        case CapacityChanged(max_running=max_running):
+            if not max_running >= 1:
+                raise ValueError(f"max_running must be positive, got {max_running}")
+            return replace(state, max_running=max_running), ()
+        case Saved(version=version):
+            if not state.saving or version != state.trained:
+                raise ValueError(f"Saved must follow Save of {state.trained}, got version {version}")
+            kept = (*state.saved, version)[-2:]
+            unsaved = state.unsaved[kept[0] - state.saved[0] :]
+            return replace(state, saved=kept, saving=False, unsaved=unsaved), ()
         case TrialEnded():
             return _end_trial(settings, state, event)
         case StepTrained(version=version):
@@ -51,6 +66,44 @@ def _open(settings: Settings, state: State, version: int) -> Step:
     return replace(state, trained=version, drawn=drawn, syncing=True), (SyncWeights(version=version),)
 
 
+def _reopen(settings: Settings, state: State, version: int) -> Step:
+    """Back to what was saved, with all that has ended since."""
+    if not settings.save_every:
+        raise ValueError(f"save_every must be positive for a run to be reopened, got {settings.save_every}")
+    if version not in state.saved:
+        told = " or ".join(map(str, state.saved))
+        raise ValueError(f"Reopened must be of a version that is on disk, {told}, got {version}")
+    again = state.unsaved[version - state.saved[0] :]
+    train = {k: _begun_again(g) for k, g in state.groups.items() if g.purpose == "train"}
+    state = replace(
+        state,
+        trained=version,
+        applied=None,
+        syncing=True,
+        training=(),
+        saving=False,
+        saved=tuple(kept for kept in state.saved if kept <= version),
+        unsaved=state.unsaved[: version - state.saved[0]],
+        redo=(*again, *state.redo),
+        caught_up_at=version + len(again) + len(state.redo),
+        groups=train,
+        running={},
+        evaluating=None,
+        ending="",
+        finished=False,
+    )
+    return state, (SyncWeights(version=version),)
+
+
+def _begun_again(group: Group) -> Group:
+    """Its trials that were under way wait for another attempt, which is nobody's error."""
+    again = (
+        replace(s, status="waiting", attempt=s.attempt + 1) if s.status == "running" else s
+        for s in group.samples
+    )
+    return replace(group, samples=tuple(again))
+
+
 def _end_trial(settings: Settings, state: State, event: TrialEnded) -> Step:
     if event.trial_id not in state.running:
         return state, ()
@@ -70,9 +123,10 @@ def _ended(settings: Settings, sample: Sample, event: TrialEnded) -> Sample:
         if event.reward is None or not abs(event.reward) < float("inf"):
             raise ValueError(f"a valid reward must be finite, got {event.reward}")
         oldest = sample.version if event.version_min is None else event.version_min
-        return replace(sample, status="valid", reward=event.reward, version=oldest)
-    if event.kind == "system_error" and sample.attempt < settings.max_retries:
-        return replace(sample, status="waiting", attempt=sample.attempt + 1)
+        newest = oldest if event.version_max is None else event.version_max
+        return replace(sample, status="valid", reward=event.reward, version=oldest, newest=newest)
+    if event.kind == "system_error" and sample.errors < settings.max_retries:
+        return replace(sample, status="waiting", attempt=sample.attempt + 1, errors=sample.errors + 1)
     return replace(sample, status="lost")
 
 
@@ -100,11 +154,15 @@ def _settle(settings: Settings, state: State, group: Group) -> Step:
     flat = max(reward) - min(reward) <= settings.tolerance
     if flat and state.zero_variance < settings.max_zero_variance:
         return drop(replace(state, zero_variance=state.zero_variance + 1), group, "zero_variance")
-    return put(state, replace(group, ready=True)), ()
+    state = replace(state, made_ready=state.made_ready + 1)
+    return put(state, replace(group, ready=state.made_ready)), ()
 
 
 def _end_early(state: State, reason: str) -> Step:
-    """Let go of all training trials; a running evaluation, step or weight transfer still comes to its end."""
+    """Let go of all training trials; a running evaluation, step or weight transfer still comes to its end.
+
+    Groups that are ready stay, and the tasks of the others are drawn first, should the run be reopened.
+    """
     if state.ending:
         return state, ()
     cancelled = tuple(
@@ -112,5 +170,6 @@ def _end_early(state: State, reason: str) -> Step:
         for trial, (group_id, _) in state.running.items()
         if group_id in state.groups and state.groups[group_id].purpose == "train"
     )
-    kept = {k: g for k, g in state.groups.items() if g.purpose == "eval"}
-    return replace(state, groups=kept, ending=reason), cancelled
+    kept = {k: g for k, g in state.groups.items() if g.purpose == "eval" or g.ready}
+    tasks = tuple(g.task for k, g in state.groups.items() if k not in kept)
+    return replace(state, groups=kept, requeued=(*tasks, *state.requeued), ending=reason), cancelled

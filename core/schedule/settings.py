@@ -27,12 +27,18 @@ class Settings:
             ones fill their place in the batch, so that a policy that solves all or nothing still comes to
             an end.
         max_lost: groups dropped for want of valid rewards between two steps; one more finishes the run.
-        late_group: "wait" trains the oldest first, and waits if it must, so that no group gets too old;
-            "drop" trains whatever is complete and drops what got too old.
+        order: which of the groups that are ready are trained: "oldest" token first; "completion", those that
+            were ready first; or "admission", those that were drawn first, which waits for all of them.
+        in_order_steps: so many first steps are taken in the order of admission, whatever `order` says. In the
+            others the first batches are of tasks that are short, and so the policy's start is of those alone.
+        late_group: what becomes of a group that the others would leave too old. "wait" takes no step that
+            would; "drop" drops it; "mask" trains of it what is young enough, token by token; "train" trains it
+            whole, however old, which bounds the age only on average and is for comparison.
         requeue_stale: a task dropped as too old is drawn again, next.
         task_count: training tasks, numbered from 0; each is drawn once an epoch, every epoch in its own
             order.
         seed: of that order.
+        save_every: the trainer's version is saved after each so many steps, and after the last; 0 for never.
         evaluate_at: versions at which to evaluate; 0 is before training, `steps` after it.
         evaluation_tasks: evaluation tasks, numbered from 0.
         evaluation_samples: trials of each.
@@ -48,10 +54,13 @@ class Settings:
     tolerance: float
     max_zero_variance: int
     max_lost: int
-    late_group: Literal["wait", "drop"]
+    order: Literal["oldest", "completion", "admission"]
+    in_order_steps: int
+    late_group: Literal["wait", "drop", "mask", "train"]
     requeue_stale: bool
     task_count: int
     seed: int
+    save_every: int
     evaluate_at: tuple[int, ...]
     evaluation_tasks: int
     evaluation_samples: int
@@ -71,6 +80,8 @@ class Settings:
             "max_zero_variance": self.max_zero_variance,
             "max_lost": self.max_lost,
             "evaluation_tasks": self.evaluation_tasks,
+            "in_order_steps": self.in_order_steps,
+            "save_every": self.save_every,
         }
         for name, value in positive.items():
             check_count(name, value, least=1)
@@ -86,5 +97,7 @@ class Settings:
             raise ValueError(
                 f"min_valid must lie between 2 and group_size {self.group_size}, got {self.min_valid}"
             )
-        if self.late_group not in ("wait", "drop"):
-            raise ValueError(f"late_group must be wait or drop, got {self.late_group!r}")
+        if self.order not in ("oldest", "completion", "admission"):
+            raise ValueError(f"order must be oldest, completion or admission, got {self.order!r}")
+        if self.late_group not in ("wait", "drop", "mask", "train"):
+            raise ValueError(f"late_group must be wait, drop, mask or train, got {self.late_group!r}")

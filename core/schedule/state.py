@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from .message import Action, CancelTrial, DropGroup
@@ -14,25 +16,61 @@ class Sample:
     """One place in a group: waiting, running, valid or lost.
 
     Args:
+        attempt: how many trials of this place came before the one that waits or runs, or that ended it.
+        errors: how many of them the system broke.
         version: a lower bound on its oldest token while running, that token's version once valid.
+        newest: the version of its newest token once valid.
         reward: meaningful once valid.
     """
 
     attempt: int = 0
+    errors: int = 0
     status: Literal["waiting", "running", "valid", "lost"] = "waiting"
     version: int = 0
+    newest: int = 0
     reward: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Group:
-    """The trials of one task; open until its fate is decided, then ready to be trained."""
+    """The trials of one task; open until its fate is decided, then ready to be trained.
+
+    What every event asks of every group is worked out once a group.
+
+    Args:
+        ready: its place in the order in which groups got ready, from 1; 0 while it is open.
+    """
 
     group_id: int
     task: int
     purpose: Literal["train", "eval"]
-    ready: bool
+    ready: int
     samples: tuple[Sample, ...]
+
+    @cached_property
+    def waiting(self) -> tuple[int, ...]:
+        """Places of which no trial is under way but should be."""
+        return tuple(i for i, s in enumerate(self.samples) if s.status == "waiting")
+
+    @cached_property
+    def over(self) -> bool:
+        """Whether every trial of it has ended for good."""
+        return all(s.status in ("valid", "lost") for s in self.samples)
+
+    @cached_property
+    def born(self) -> float:
+        """The oldest version that a token of it can have; infinity if no trial has started."""
+        return min((s.version for s in self.samples if s.status in ("running", "valid")), default=math.inf)
+
+    @cached_property
+    def oldest(self) -> float:
+        """The oldest version of a token of a valid trial; infinity if there is none."""
+        return min((s.version for s in self.samples if s.status == "valid"), default=math.inf)
+
+    @cached_property
+    def newest(self) -> float:
+        """The newest version of a token of a valid trial; infinity if there is none."""
+        return max((s.newest for s in self.samples if s.status == "valid"), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +82,20 @@ class State:
         applied: the version in the engine; None before the first weights.
         syncing: weights are on their way to the engine.
         training: groups of the step in flight.
+        saved: the last two versions that are on disk, older first; a killed run goes on from either.
+        saving: another is being written.
+        unsaved: the batches of the steps since the older one, that in flight included, in order.
+        redo: batches that are trained again because the run was killed after them.
+        caught_up_at: the version with which that is done; no training trial starts from an older one.
         groups: by id, those that are open or ready; evaluation groups too.
         running: by trial id, its group and sample; trials of dropped groups too, until they end.
         next_group: the next group's id.
+        made_ready: groups that got ready so far.
         drawn: training tasks drawn from the epochs so far.
         requeued: tasks to be drawn before the epochs go on.
         evaluating: the version under evaluation.
         zero_variance, lost: groups dropped for it since the last Train.
+        max_running: trials side by side, if that has changed.
         ending: why the run ends early; empty otherwise.
         finished: Finished has been said.
     """
@@ -59,9 +104,16 @@ class State:
     applied: int | None = None
     syncing: bool = False
     training: tuple[int, ...] = ()
+    saved: tuple[int, ...] = (0,)
+    saving: bool = False
+    unsaved: tuple[tuple[Group, ...], ...] = ()
+    redo: tuple[tuple[Group, ...], ...] = ()
+    caught_up_at: int = 0
+    max_running: int | None = None
     groups: Mapping[int, Group]
     running: Mapping[str, tuple[int, int]]
     next_group: int = 0
+    made_ready: int = 0
     drawn: int = 0
     requeued: tuple[int, ...] = ()
     evaluating: int | None = None

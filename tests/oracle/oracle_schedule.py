@@ -9,11 +9,15 @@ from core.counter import permutation
 from core.schedule import (
     Action,
     CancelTrial,
+    CapacityChanged,
     DropGroup,
     EvaluationEnded,
     Event,
     Finished,
     Opened,
+    Reopened,
+    Save,
+    Saved,
     Settings,
     StartTrial,
     StepTrained,
@@ -43,6 +47,10 @@ class Seen:
     """by sample, attempts so far"""
     reward: dict[int, float] = field(default_factory=dict)
     oldest: dict[int, int] = field(default_factory=dict)
+    newest: dict[int, int] = field(default_factory=dict)
+    errors: dict[int, int] = field(default_factory=dict)
+    decided: int = 0
+    """when its last sample was decided, as the number of the event"""
     trial: dict[int, str] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     fate: str = ""
@@ -64,6 +72,14 @@ class Auditor:
         self.without_signal = 0
         self.drawn: list[int] = []
         self.requeued: list[int] = []
+        self.room = settings.max_running
+        self.saving = False
+        self.on_disk = [0]
+        self.line: dict[int, Train] = {}
+        """the steps of the surviving line of weights, by version"""
+        self.again: dict[int, Train] = {}
+        """steps that a killed run had taken and must take again"""
+        self.heard = self.lost = 0
 
     def audit(self, event: Event, actions: Sequence[Action]) -> None:
         """One event and the actions that followed it."""
@@ -72,20 +88,28 @@ class Auditor:
         for action in actions:
             self.see(action)
         if not self.finished:
-            assert self.running or self.training or self.syncing, (
+            assert self.running or self.training or self.syncing or self.saving, (
                 "a run that is not finished waits for something"
             )
 
     def hear(self, event: Event) -> None:
         """What the shell reports."""
-        if isinstance(event, Opened):
+        self.heard += 1
+        if isinstance(event, Reopened):
+            self.reopen(event.version)
+        elif isinstance(event, CapacityChanged):
+            self.room = event.max_running
+        elif isinstance(event, Saved):
+            self.saving = False
+            self.on_disk.append(event.version)
+        elif isinstance(event, Opened):
             self.trained = event.version
         elif isinstance(event, StepTrained):
             self.trained, self.training = event.version, False
         elif isinstance(event, WeightsApplied):
             self.applied, self.syncing = event.version, False
         elif isinstance(event, StopAsked):
-            self.stopping = True
+            self.end_early()
         elif event.trial_id in self.running:
             start = self.running.pop(event.trial_id)
             group = self.groups[start.group_id]
@@ -96,8 +120,40 @@ class Auditor:
                 group.oldest[start.sample] = (
                     start.policy_version if event.version_min is None else event.version_min
                 )
-            elif event.kind != "system_error" or start.attempt == self.settings.max_retries:
+                group.newest[start.sample] = (
+                    group.oldest[start.sample] if event.version_max is None else event.version_max
+                )
+            elif (
+                event.kind == "system_error" and group.errors.get(start.sample, 0) < self.settings.max_retries
+            ):
+                group.errors[start.sample] = group.errors.get(start.sample, 0) + 1
+            else:
                 group.lost.add(start.sample)
+            if len(group.reward) + len(group.lost) == self.settings.group_size:
+                group.decided = self.heard
+
+    def end_early(self) -> None:
+        """Groups that are not decided are let go; their tasks come first should the run go on."""
+        if not self.stopping:
+            let_go = [g for _, g in sorted(self.groups.items()) if g.purpose == "train" and not g.fate]
+            let_go = [g for g in let_go if not g.decided]
+            for group in let_go:
+                group.fate = "let go"
+            self.requeued = [g.task for g in let_go] + self.requeued
+            self.stopping = True
+
+    def reopen(self, version: int) -> None:
+        """Steps after the version on disk are undone; what was under way is gone; all else stands."""
+        assert version in self.on_disk[-2:]
+        self.on_disk = [kept for kept in self.on_disk if kept <= version]
+        self.again |= {v: step for v, step in self.line.items() if v >= version}
+        self.line = {v: step for v, step in self.line.items() if v < version}
+        self.trained, self.applied, self.running = version, None, {}
+        self.training = self.saving = self.finished = self.stopping = False
+        self.syncing, self.evaluating = False, None
+        for group in self.groups.values():
+            if group.purpose == "eval" and not group.fate:
+                group.fate = "begun again"
 
     def see(self, action: Action) -> None:
         """What the loop asks for."""
@@ -109,6 +165,12 @@ class Auditor:
             self.drop(action)
         elif isinstance(action, Train):
             self.train(action)
+        elif isinstance(action, Save):
+            assert self.settings.save_every and action.version == self.trained > self.on_disk[-1]
+            last = action.version == self.settings.steps
+            assert last or action.version % self.settings.save_every == 0
+            assert not self.training and not self.saving
+            self.saving = True
         elif isinstance(action, SyncWeights):
             assert not self.syncing and not self.training and action.version == self.trained
             assert self.evaluating is None, "no weights move during an evaluation"
@@ -125,12 +187,13 @@ class Auditor:
         assert self.applied is not None and action.policy_version == self.applied
         self.trial_ids.add(action.trial_id)
         self.running[action.trial_id] = action
-        assert len(self.running) <= self.settings.max_running
+        assert len(self.running) <= self.room
         if action.group_id not in self.groups:
             self.open(action)
         group = self.groups[action.group_id]
         assert not group.fate and action.task == group.task and action.purpose == group.purpose
-        assert action.attempt == group.started.get(action.sample, 0) <= self.settings.max_retries
+        assert action.attempt == group.started.get(action.sample, 0)
+        assert group.errors.get(action.sample, 0) <= self.settings.max_retries
         assert action.sample not in group.reward
         size = self.settings.group_size if action.purpose == "train" else self.settings.evaluation_samples
         assert 0 <= action.sample < size
@@ -138,7 +201,7 @@ class Auditor:
 
     def open(self, action: StartTrial) -> None:
         """A new group: its number, its task, and whether staleness lets it in."""
-        assert not self.stopping
+        assert not self.stopping or action.purpose == "eval", "an evaluation that was begun comes to its end"
         assert action.group_id > max(self.groups, default=-1)
         self.groups[action.group_id] = Seen(action.task, action.purpose)
         if action.purpose == "eval":
@@ -168,9 +231,14 @@ class Auditor:
             assert self.without_signal <= self.settings.max_zero_variance
         elif action.reason == "lost":
             assert self.settings.group_size - len(group.lost) < self.settings.min_valid
+            self.lost += 1
+            if self.lost > self.settings.max_lost:
+                self.end_early()
         else:
+            late = self.settings.late_group
             versions = [*group.oldest.values(), *self.versions_running(action.group_id)]
-            assert self.next_version() - min(versions) > self.settings.max_staleness
+            youngest = min(versions) if late == "drop" or late == "wait" else max(group.newest.values())
+            assert late != "train" and self.next_version() - youngest > self.settings.max_staleness
             if self.settings.requeue_stale:
                 self.requeued.append(action.task)
 
@@ -180,11 +248,22 @@ class Auditor:
 
     def next_version(self) -> int:
         """From which the next step is taken."""
-        return self.trained + (1 if self.training else 0)
+        ahead = sum(1 for version in self.again if version >= self.trained)
+        return self.trained + (1 if self.training else 0) + ahead
 
-    def age_order(self, group_id: int) -> tuple[int, int]:
-        """The version of the oldest token, then the number."""
-        return min(self.groups[group_id].oldest.values()), group_id
+    def in_order(self, action: Train) -> bool:
+        """Oldest token first, first decided first, or first drawn first with none left out."""
+
+        def oldest(group_id: int) -> tuple[int, int]:
+            return min(self.groups[group_id].oldest.values()), group_id
+
+        ids, wanted = list(action.group_ids), self.settings.order
+        if wanted == "admission" or action.version < self.settings.in_order_steps:
+            alive = sorted(n for n, g in self.groups.items() if g.purpose == "train" and not g.fate)
+            return ids == alive[: len(ids)]
+        if wanted == "oldest" or (self.settings.late_group == "wait" and ids == sorted(ids, key=oldest)):
+            return ids == sorted(ids, key=oldest)
+        return ids == sorted(ids, key=lambda n: self.groups[n].decided)
 
     def has_signal(self, group: Seen) -> bool:
         """Valid rewards that differ."""
@@ -193,9 +272,17 @@ class Auditor:
 
     def train(self, action: Train) -> None:
         """A full batch of decided, fresh groups, oldest first."""
-        assert not self.training and not self.syncing and action.version == self.trained
+        assert not self.training and not self.syncing and not self.saving and action.version == self.trained
         assert len(action.group_ids) == self.settings.batch_groups
-        assert list(action.group_ids) == sorted(action.group_ids, key=self.age_order)
+        late = self.settings.late_group
+        oldest = max(0, action.version - self.settings.max_staleness)
+        assert action.min_version == (0 if late == "train" else oldest)
+        self.training, self.without_signal, self.lost = True, 0, 0
+        self.line[action.version] = action
+        if action.version in self.again:
+            assert action == self.again.pop(action.version), "the same step once more"
+            return
+        assert self.in_order(action)
         trials = []
         for group_id in action.group_ids:
             group = self.groups[group_id]
@@ -203,11 +290,11 @@ class Auditor:
             assert len(group.reward) >= self.settings.min_valid
             assert not self.versions_running(group_id), "every sample is decided"
             age = action.version - min(group.oldest.values())
-            assert age <= self.settings.max_staleness
+            assert age <= self.settings.max_staleness or late in ("mask", "train")
+            assert late != "mask" or max(group.newest.values()) >= action.min_version
             trials += [group.trial[sample] for sample in sorted(group.trial)]
             group.fate = "trained"
         assert list(action.trial_ids) == trials
-        self.training, self.without_signal = True, 0
 
     def end_evaluation(self, version: int) -> None:
         """All trials of the version are over, on that version's weights."""

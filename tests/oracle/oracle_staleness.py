@@ -26,3 +26,12 @@ def staleness(policy_version: Sequence[int], version: int) -> int:
     while oldest + age < version:
         age += 1
     return age
+
+
+def fresh_mask(loss_mask: Sequence[bool], policy_version: Sequence[int], min_version: int) -> list[bool]:
+    """Go through the tokens: a trained one stays unless it is too old."""
+    kept = []
+    for position, trained in enumerate(loss_mask):
+        too_old = policy_version[position] < min_version
+        kept.append(False if too_old else trained)
+    return kept

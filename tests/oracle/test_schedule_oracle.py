@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from core.schedule import (
     Action,
     CancelTrial,
+    CapacityChanged,
     DropGroup,
     EvaluationEnded,
     Event,
     Finished,
     Group,
     Opened,
+    Reopened,
     Sample,
+    Save,
+    Saved,
     Settings,
     StartTrial,
     State,
@@ -60,10 +64,13 @@ def policies(draw: st.DrawFn) -> Settings:
         tolerance=0.0,
         max_zero_variance=draw(st.integers(0, 3)),
         max_lost=draw(st.integers(0, 6)),
-        late_group=draw(st.sampled_from(["wait", "drop"])),
+        order=draw(st.sampled_from(["oldest", "completion", "admission"])),
+        in_order_steps=draw(st.integers(0, 2)),
+        late_group=draw(st.sampled_from(["wait", "drop", "mask", "train"])),
         requeue_stale=draw(st.booleans()),
         task_count=draw(st.integers(1, 7)),
         seed=draw(st.integers(0, 99)),
+        save_every=draw(st.integers(1, 2)),
         evaluate_at=tuple(sorted(draw(st.sets(st.integers(0, steps), max_size=2)))),
         evaluation_tasks=draw(st.integers(1, 2)),
         evaluation_samples=draw(st.integers(1, 2)),
@@ -73,8 +80,11 @@ def policies(draw: st.DrawFn) -> Settings:
 class Played:
     """A run against a world that answers in any order."""
 
-    def __init__(self, policy: Settings, seed: int, *, broken: float, stop: float) -> None:
+    def __init__(
+        self, policy: Settings, seed: int, *, broken: float, stop: float, killed: float = 0.0
+    ) -> None:
         self.policy, self.random, self.broken, self.stop = policy, random.Random(seed), broken, stop
+        self.killed = killed
         self.auditor = oracle.Auditor(policy)
         self.events: list[Event] = []
         self.answers: list[tuple[Action, ...]] = []
@@ -99,7 +109,13 @@ class Played:
         raise AssertionError("the run does not end")
 
     def next_event(self) -> Event:
-        """A trial ends, or the trainer or the engine answers."""
+        """A trial ends, or the trainer or the engine answers; or the run is killed and goes on, or its room changes."""
+        if self.events and self.random.random() < self.killed:
+            if self.random.random() < 0.5:
+                return CapacityChanged(max_running=self.random.randint(1, 12))
+            self.running, self.waiting = {}, []
+            self.applied = self.random.choice(self.states[-1].saved)
+            return Reopened(version=self.applied)
         if self.running and self.random.random() < self.stop:
             return StopAsked()
         if self.waiting and (not self.running or self.random.random() < 0.4):
@@ -121,6 +137,8 @@ class Played:
             self.waiting.append(StepTrained(version=action.version + 1))
         elif isinstance(action, SyncWeights):
             self.waiting.append(WeightsApplied(version=action.version))
+        elif isinstance(action, Save):
+            self.waiting.append(Saved(version=action.version))
 
 
 worlds = st.tuples(policies(), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 0.5]))
@@ -141,6 +159,17 @@ def test_react_keeps_every_promise_whatever_the_world_answers(world: tuple[Setti
 def test_react_keeps_every_promise_when_asked_to_stop(world: tuple[Settings, int, float]) -> None:
     policy, seed, broken = world
     Played(policy, seed, broken=broken, stop=0.05).run()
+
+
+@settings(max_examples=150)
+@given(worlds, st.sampled_from([0.01, 0.05]))
+def test_react_keeps_every_promise_when_the_run_is_killed_and_goes_on(
+    world: tuple[Settings, int, float], killed: float
+) -> None:
+    policy, seed, broken = world
+    played = Played(policy, seed, broken=broken, stop=0.0, killed=killed).run()
+    if not played.states[-1].ending:
+        assert sorted(played.auditor.line) == list(range(policy.steps)) and not played.auditor.again
 
 
 @settings(max_examples=40)
@@ -190,10 +219,13 @@ POLICY = Settings(
     tolerance=0.0,
     max_zero_variance=5,
     max_lost=5,
+    order="oldest",
+    in_order_steps=0,
     late_group="drop",
     requeue_stale=True,
     task_count=10,
     seed=0,
+    save_every=0,
     evaluate_at=(),
     evaluation_tasks=2,
     evaluation_samples=2,
@@ -212,13 +244,13 @@ def group(
 ) -> Group:
     """A group with one sample per version, rewards 0, 1, ..."""
     samples = tuple(
-        Sample(attempt=0, status=status, version=v, reward=float(k)) for k, v in enumerate(versions)
+        Sample(attempt=0, status=status, version=v, newest=v, reward=float(k)) for k, v in enumerate(versions)
     )
     return Group(
         group_id=number,
         task=number % 10,
         purpose=purpose,
-        ready=ready,
+        ready=number + 1 if ready else 0,
         samples=samples,
     )
 
@@ -253,7 +285,7 @@ def test_trial_id_is_purpose_group_sample_attempt() -> None:
         group_id=12,
         task=1,
         purpose="train",
-        ready=False,
+        ready=0,
         samples=(Sample(), Sample(), Sample(), Sample(attempt=2)),
     )
     assert [trial_id(one, k) for k in range(4)] == [
@@ -309,7 +341,8 @@ def test_train_takes_the_oldest_ready_groups_if_they_fill_a_batch(ready: list[bo
         assert not actions
         return
     trials = tuple(f"train-{n}-{k}-0" for n in oldest for k in range(2))
-    assert list(actions) == [Train(version=3, group_ids=tuple(oldest), trial_ids=trials)]
+    step = Train(version=3, group_ids=tuple(oldest), trial_ids=trials, min_version=2)
+    assert list(actions) == [step]
     assert state.training == tuple(oldest)
 
 
@@ -326,7 +359,7 @@ def test_fill_starts_evaluation_first_then_the_oldest_group_then_a_new_one(
         )
 
     groups = [
-        Group(group_id=n, task=n, purpose=purpose, ready=False, samples=samples(waiting))  # type: ignore[arg-type]
+        Group(group_id=n, task=n, purpose=purpose, ready=0, samples=samples(waiting))  # type: ignore[arg-type]
         for n, (purpose, waiting) in enumerate(rows)
     ]
     evaluating = 3 if any(purpose == "eval" for purpose, _ in rows) else None

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.staleness import accepted_at, admission_capacity, is_fresh, staleness, staleness_histogram
+from core.staleness import (
+    accepted_at,
+    admission_capacity,
+    fresh_mask,
+    is_fresh,
+    staleness,
+    staleness_histogram,
+)
 
 small = st.integers(0, 6)
 
@@ -119,3 +126,9 @@ def test_g26_no_staleness_still_admits_one_batch() -> None:
 @pytest.mark.parametrize(("oldest", "kept"), [(8, True), (7, False)])
 def test_g27_age_is_that_of_the_oldest_token(oldest: int, kept: bool) -> None:
     assert is_fresh(staleness([10, -1, oldest, 9], version=10), max_staleness=2) == kept
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-1, 5)), max_size=9), st.integers(0, 6))
+def test_fresh_mask_leaves_out_what_is_older(tokens: list[tuple[bool, int]], oldest: int) -> None:
+    mask, versions = [on for on, _ in tokens], [version for _, version in tokens]
+    assert fresh_mask(mask, versions, min_version=oldest) == oracle.fresh_mask(mask, versions, oldest)

@@ -16,12 +16,16 @@ from hypothesis import strategies as st
 from core import schedule
 from core.schedule import (
     CancelTrial,
+    CapacityChanged,
     DropGroup,
     EvaluationEnded,
     Finished,
     Group,
     Opened,
+    Reopened,
     Sample,
+    Save,
+    Saved,
     Settings,
     StartTrial,
     StepTrained,
@@ -44,10 +48,13 @@ BASE = {
     "tolerance": 1e-6,
     "max_zero_variance": 3,
     "max_lost": 10**6,
+    "order": "oldest",
+    "in_order_steps": 0,
     "late_group": "wait",
     "requeue_stale": False,
     "task_count": 5,
     "seed": 7,
+    "save_every": 0,
     "evaluate_at": (),
     "evaluation_tasks": 2,
     "evaluation_samples": 2,
@@ -68,15 +75,18 @@ class World:
     solved_rate: float = 0.5
     slow_rate: float = 0.2
     stop_after: int | None = None
+    crashes: tuple[int, ...] = ()
+    older: bool = False
     events: list = field(default_factory=list)
     actions: list = field(default_factory=list)
     states: list = field(default_factory=list)
     versions: dict = field(default_factory=dict)
+    newest: dict = field(default_factory=dict)
     fixed: dict = field(default_factory=dict)
     kinds: dict = field(default_factory=dict)
 
     def run(self, version: int = 0, limit: int = 20000) -> World:
-        for record in (self.events, self.actions, self.states, self.versions):
+        for record in (self.events, self.actions, self.states, self.versions, self.newest):
             record.clear()
         self.kinds = dict(self.fixed)
         rng = random.Random(self.seed)
@@ -85,6 +95,9 @@ class World:
         clock = 0.0
         while pending:
             assert len(self.events) < limit, "the run does not end"
+            if len(self.events) in self.crashes and not state.finished:
+                applied = state.saved[0] if self.older else state.saved[-1]
+                pending = [(clock, Reopened(version=applied))]
             pending.sort(key=lambda item: item[0])
             clock, event = pending.pop(0)
             if isinstance(event, StartTrial):
@@ -115,6 +128,8 @@ class World:
                         pending.append((clock + 2 * delay, StepTrained(version=action.version + 1)))
                     elif isinstance(action, SyncWeights):
                         pending.append((clock + delay / 5, WeightsApplied(version=action.version)))
+                    elif isinstance(action, Save):
+                        pending.append((clock + delay / 2, Saved(version=action.version)))
         return self
 
     def trial_ends(self, action: StartTrial, rng: random.Random, applied: int) -> TrialEnded:
@@ -122,6 +137,7 @@ class World:
         kind = self.kinds.setdefault(action.trial_id, kind)
         first = rng.randint(action.policy_version, applied)
         self.versions[action.trial_id] = first
+        self.newest[action.trial_id] = applied
         valid = kind == "solved"
         return TrialEnded(
             trial_id=action.trial_id,
@@ -146,7 +162,9 @@ def worlds(draw, **fixed):
         "max_running": draw(st.integers(1, 20)),
         "max_retries": draw(st.integers(0, 2)),
         "max_zero_variance": draw(st.integers(0, 4)),
-        "late_group": draw(st.sampled_from(["wait", "drop"])),
+        "order": draw(st.sampled_from(["oldest", "completion", "admission"])),
+        "in_order_steps": draw(st.sampled_from([0, 0, 1, 3])),
+        "late_group": draw(st.sampled_from(["wait", "drop", "mask", "train"])),
         "requeue_stale": draw(st.booleans()),
         "task_count": draw(st.integers(1, 9)),
         "evaluate_at": draw(st.sampled_from([(), (0,), (0, 3), (0, 1, 2, 3, 4, 5)])),
@@ -173,11 +191,61 @@ def test_every_run_takes_all_its_steps_and_finishes(world):
 
 
 @given(world=worlds())
-def test_no_trained_trajectory_is_older_than_the_bound(world):
+def test_no_trained_token_is_older_than_the_bound(world):
+    """Whole trajectories, or what the step says to leave out of them; every group has something left to train."""
     world.run()
+    late, bound = world.settings.late_group, world.settings.max_staleness
     for train in world.said(Train):
-        ages = [train.version - world.versions[trial] for trial in train.trial_ids]
-        assert all(0 <= age <= world.settings.max_staleness for age in ages)
+        assert train.min_version == (0 if late == "train" else max(0, train.version - bound))
+        assert all(world.versions[trial] <= train.version for trial in train.trial_ids)
+        if late in ("wait", "drop"):
+            assert all(world.versions[trial] >= train.min_version for trial in train.trial_ids)
+        fresh = {t.split("-")[1] for t in train.trial_ids if world.newest[t] >= train.min_version}
+        assert late == "train" or fresh == {str(group) for group in train.group_ids}
+
+
+@given(world=worlds(late_group="train"))
+def test_where_age_is_bounded_on_average_alone_nothing_is_dropped_for_it(world):
+    world.run()
+    assert not [drop for drop in world.said(DropGroup) if drop.reason == "stale"]
+
+
+@given(world=worlds(late_group="mask"))
+def test_where_old_tokens_are_masked_a_group_is_dropped_only_if_no_other_are_left(world):
+    world.run()
+    valid = {e.trial_id: e for e in world.events if isinstance(e, TrialEnded) and e.valid}
+    for actions, state in zip(world.actions, world.states):
+        for drop in (a for a in actions if isinstance(a, DropGroup) and a.reason == "stale"):
+            mine = [e for t, e in valid.items() if t.startswith(f"train-{drop.group_id}-")]
+            newest = [e.version_max for e in mine if e.version_max is not None]
+            assert max(newest) < state.trained + bool(state.training) - world.settings.max_staleness
+
+
+@given(world=worlds(order="admission"))
+def test_in_the_order_of_admission_no_group_is_overtaken(world):
+    world.run()
+    trained = [group for train in world.said(Train) for group in train.group_ids]
+    assert trained == sorted(trained)
+
+
+@given(world=worlds(order="completion", late_group="train", in_order_steps=0))
+def test_in_the_order_of_completion_the_first_that_are_ready_are_trained(world):
+    world.run()
+    trained = [group for train in world.said(Train) for group in train.group_ids]
+    ready = {}
+    for state in world.states:
+        ready |= {g.group_id: g.ready for g in state.groups.values() if g.ready}
+    assert [ready[g] for g in trained if g in ready] == sorted(ready[g] for g in trained if g in ready)
+
+
+@given(world=worlds(in_order_steps=2, late_group="drop"))
+def test_the_first_steps_may_be_taken_in_order(world):
+    world.run()
+    first = [group for train in world.said(Train)[:2] for group in train.group_ids]
+    assert first == sorted(first)
+    for train in world.said(Train)[:2]:
+        left = [s for s in world.states if s.training == train.group_ids][0].groups.values()
+        assert all(g.group_id > max(train.group_ids) for g in left if g.purpose == "train")
 
 
 @given(world=worlds(late_group="wait"))
@@ -221,7 +289,7 @@ def test_a_running_sample_is_no_older_than_the_weights_it_started_from(world):
         for start in (action for action in actions if isinstance(action, StartTrial)):
             sample = state.groups[start.group_id].samples[start.sample]
             assert (sample.status, sample.version) == ("running", start.policy_version)
-        assert {g.ready for g in state.groups.values() if g.purpose == "eval"} <= {False}
+        assert {g.ready for g in state.groups.values() if g.purpose == "eval"} <= {0}
 
 
 @given(world=worlds(max_zero_variance=4))
@@ -235,7 +303,7 @@ def test_dropped_groups_are_counted_anew_after_every_step(world):
 @pytest.mark.parametrize("changes", [{"trained": 3, "applied": 3}, {"ending": "stop asked"}])
 def test_no_step_is_chosen_beyond_the_last_nor_once_the_run_ends(changes):
     samples = (Sample(status="valid"), Sample(status="valid", reward=1.0))
-    groups = {i: Group(group_id=i, task=i, purpose="train", ready=True, samples=samples) for i in range(2)}
+    groups = {i: Group(group_id=i, task=i, purpose="train", ready=i + 1, samples=samples) for i in range(2)}
     settings = settings_of(max_staleness=3)
     state = replace(schedule.begin(), trained=2, applied=2, groups=groups)
     assert order_of_steps.train(settings, state)[1] == (
@@ -243,6 +311,7 @@ def test_no_step_is_chosen_beyond_the_last_nor_once_the_run_ends(changes):
             version=2,
             group_ids=(0, 1),
             trial_ids=("train-0-0-0", "train-0-1-0", "train-1-0-0", "train-1-1-0"),
+            min_version=0,
         ),
     )
     state = replace(state, **changes)
@@ -411,6 +480,194 @@ def test_a_resumed_run_goes_on_to_the_last_step(world, version):
     assert world.states[-1].finished
 
 
+@given(
+    world=worlds(save_every=2),
+    crashes=st.lists(st.integers(1, 60), max_size=4, unique=True),
+    stop=st.booleans(),
+    older=st.booleans(),
+)
+def test_a_run_that_is_killed_goes_on_and_loses_nothing_that_ended(world, crashes, stop, older):
+    """Whenever it is killed, and however often: the last line of weights has every step once, and no group twice.
+
+    Also where the newest version on disk is damaged.
+    """
+    world.crashes, world.older = tuple(crashes), older
+    world.stop_after = min(crashes, default=None) if stop else None
+    world.run()
+    line: dict[int, Train] = {}
+    trained_before: dict[int, Train] = {}
+    for event, actions in zip(world.events, world.actions):
+        if isinstance(event, Reopened):
+            trained_before |= {v: t for v, t in line.items() if v >= event.version}
+            line = {version: train for version, train in line.items() if version < event.version}
+        for train in (a for a in actions if isinstance(a, Train)):
+            assert train.version == len(line) and trained_before.get(train.version, train) == train
+            line[train.version] = train
+    assert world.states[-1].finished
+    assert len(line) == world.settings.steps or world.actions[-1][-1] != Finished(reason="all steps trained")
+    trained = [group for train in line.values() for group in train.group_ids]
+    assert len(set(trained)) == len(trained)
+    assert not set(trained) & {drop.group_id for drop in world.said(DropGroup)}
+
+
+@given(
+    world=worlds(save_every=1, requeue_stale=True),
+    crashes=st.lists(st.integers(1, 60), max_size=4, unique=True),
+)
+def test_the_ledger_of_tasks_balances(world, crashes):
+    """Every task that was drawn is trained, dropped with a reason, or pending; one that got too old is drawn again."""
+    world.crashes = tuple(crashes)
+    world.run()
+    state = world.states[-1]
+    task = {s.group_id: s.task for s in world.said(StartTrial) if s.purpose == "train"}
+    trained = {group for train in world.said(Train) for group in train.group_ids}
+    dropped = {drop.group_id: drop for drop in world.said(DropGroup)}
+    pending = {g.group_id for g in state.groups.values()} | set(state.training)
+    assert not trained & set(dropped) and not pending & (trained | set(dropped))
+    assert set(task) <= trained | set(dropped) | pending
+    again = [drop.task for drop in dropped.values() if drop.reason == "stale"]
+    opened = Counter(task.values()) + Counter(state.requeued)
+    fresh = Counter(schedule.task_at(world.settings, i) for i in range(state.drawn))
+    assert opened + Counter(state.groups[g].task for g in pending if g not in task) == fresh + Counter(again)
+
+
+@given(world=worlds(save_every=1))
+def test_a_save_comes_after_its_step_and_before_the_next(world):
+    world.run()
+    saved = [save.version for save in world.said(Save)]
+    assert saved == list(range(1, world.settings.steps + 1))
+    for state in world.states:
+        assert not (state.saving and state.training)
+        assert len(state.unsaved) == state.trained - state.saved[0] + bool(state.training)
+        assert state.saved == tuple(range(max(0, state.saved[-1] - 1), state.saved[-1] + 1))
+
+
+@given(world=worlds(save_every=1), crashes=st.lists(st.integers(1, 60), max_size=3, unique=True))
+def test_a_killed_trial_is_tried_again_and_is_nobodys_error(world, crashes):
+    world.lost_rate, world.crashes = 0.0, tuple(crashes)
+    world.run()
+    assert not [drop for drop in world.said(DropGroup) if drop.reason == "lost"]
+    assert all(s.errors == 0 for state in world.states for g in state.groups.values() for s in g.samples)
+    started = [start.trial_id for start in world.said(StartTrial)]
+    assert len(set(started)) == len(started)
+
+
+@given(world=worlds(), when=st.integers(2, 40), room=st.integers(1, 20))
+def test_the_cap_may_change_and_ends_no_trial(world, when, room):
+    world.run()
+    state, _ = schedule.replay(world.settings, world.events[:when])
+    changed, actions = schedule.react(world.settings, state, CapacityChanged(max_running=room))
+    assert not [a for a in actions if isinstance(a, CancelTrial)]
+    assert len(changed.running) <= max(room, len(state.running))
+
+
+def drive(settings, *events):
+    return schedule.replay(settings, [Opened(version=0), WeightsApplied(version=0), *events])
+
+
+def ends(group, *rewards, version=0):
+    return [
+        TrialEnded(
+            trial_id=f"train-{group}-{i}-0",
+            kind="solved",
+            valid=True,
+            reward=reward,
+            version_min=version,
+            version_max=version,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+
+
+def test_more_room_starts_more_at_once_and_less_starts_none_until_it_is_kept():
+    settings = settings_of(group_size=2, batch_groups=3, max_running=2)
+    state, actions = drive(settings, CapacityChanged(max_running=5))
+    assert len([a for a in actions[-1] if isinstance(a, StartTrial)]) == 3 and len(state.running) == 5
+    state, actions = drive(
+        settings, CapacityChanged(max_running=5), CapacityChanged(max_running=4), *ends(0, 1.0)
+    )
+    assert actions[-1] == () and len(state.running) == 4
+
+
+def test_a_group_whose_tokens_are_all_too_old_is_dropped_where_old_ones_are_masked():
+    """One group a step, bound 1: at version 2 a token of version 0 is too old, and group 0 has no other."""
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="mask", max_running=9)
+    later = [StepTrained(version=2), WeightsApplied(version=2)]
+    for newest, dropped in ((0, [0]), (1, [])):
+        old = [replace(end, version_max=newest) for end in ends(0, 1.0, 0.0)]
+        _, actions = drive(settings, *OVERTAKING, *later, *old)
+        assert [a.group_id for a in actions[-1] if isinstance(a, DropGroup)] == dropped
+        steps = [a for a in actions[-1] if isinstance(a, Train)]
+        assert [(a.group_ids, a.min_version) for a in steps] == ([] if dropped else [((0,), 1)])
+
+
+TWO_STEPS = [
+    *ends(0, 0.0, 1.0),
+    StepTrained(version=1),
+    WeightsApplied(version=1),
+    *ends(1, 0.0, 1.0, version=1),
+    StepTrained(version=2),
+    WeightsApplied(version=2),
+]
+
+
+def test_a_run_that_is_killed_while_it_takes_steps_again_takes_them_again():
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, save_every=5)
+    again = [Reopened(version=0), WeightsApplied(version=0)]
+    _, actions = drive(
+        settings, *TWO_STEPS, *again, *again, StepTrained(version=1), WeightsApplied(version=1)
+    )
+    steps = [(a.version, a.group_ids) for step in actions for a in step if isinstance(a, Train)]
+    assert steps == [(0, (0,)), (1, (1,)), (0, (0,)), (0, (0,)), (1, (1,))]
+
+
+def test_while_steps_are_taken_again_no_training_trial_starts_from_weights_that_are_too_old():
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, save_every=5, max_running=9)
+    again = [
+        Reopened(version=0),
+        WeightsApplied(version=0),
+        StepTrained(version=1),
+        WeightsApplied(version=1),
+    ]
+    _, actions = drive(settings, *TWO_STEPS, *again)
+    assert not [a for step in actions[-4:] for a in step if isinstance(a, StartTrial)]
+    _, actions = drive(settings, *TWO_STEPS, *again, StepTrained(version=2), WeightsApplied(version=2))
+    started = [a for a in actions[-1] if isinstance(a, StartTrial)]
+    assert started and {a.policy_version for a in started} == {2}
+    assert {a.attempt for a in started if a.group_id == 2} == {1}
+
+
+def test_a_run_that_was_asked_to_stop_keeps_what_is_ready_and_draws_the_other_tasks_first():
+    settings = settings_of(steps=9, batch_groups=2, group_size=2, save_every=1, max_running=9)
+    finished = [
+        TrialEnded(**{**CANCELLED, "trial_id": f"train-{g}-{i}-0"}) for g in (1, 2, 3) for i in (0, 1)
+    ]
+    state, _ = drive(settings, *ends(0, 0.0, 1.0), StopAsked(), *finished)
+    assert state.finished and [g.group_id for g in state.groups.values()] == [0]
+    let_go = [schedule.task_at(settings, i) for i in (1, 2, 3)]
+    assert state.requeued == tuple(let_go)
+    events = [*ends(0, 0.0, 1.0), StopAsked(), *finished, Reopened(version=0), WeightsApplied(version=0)]
+    state, actions = drive(settings, *events)
+    assert not state.ending and not state.finished
+    tasks = [a.task for a in actions[-1] if isinstance(a, StartTrial) and a.sample == 0]
+    assert tasks == let_go
+
+
+@pytest.mark.parametrize(
+    "event, text",
+    [
+        (CapacityChanged(max_running=0), "max_running must be positive, got 0"),
+        (Saved(version=0), "Saved must follow Save of 0, got version 0"),
+        (Reopened(version=1), "Reopened must be of a version that is on disk, 0, got 1"),
+    ],
+)
+def test_news_that_cannot_be_is_refused(event, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        drive(settings_of(save_every=1), event)
+    with pytest.raises(ValueError, match="save_every must be positive for a run to be reopened, got 0"):
+        drive(settings_of(), Reopened(version=0))
+
+
 @given(world=worlds(max_staleness=2, max_running=20, steps=5, batch_groups=1, group_size=2))
 def test_rollouts_go_on_while_the_trainer_trains(world):
     world.slow_rate, world.solved_rate, world.lost_rate = 0.0, 0.5, 0.0
@@ -447,23 +704,7 @@ def test_one_lost_trial_among_many_costs_nothing_else():
     assert "train-0-0-0" not in trials and {"train-0-1-0", "train-0-2-0"} <= trials
 
 
-def drive(settings, *events):
-    return schedule.replay(settings, [Opened(version=0), WeightsApplied(version=0), *events])
-
-
-def ends(group, *rewards, version=0):
-    return [
-        TrialEnded(
-            trial_id=f"train-{group}-{i}-0",
-            kind="solved",
-            valid=True,
-            reward=reward,
-            version_min=version,
-            version_max=version,
-        )
-        for i, reward in enumerate(rewards)
-    ]
-
+CANCELLED = {"kind": "cancelled", "valid": False, "reward": None, "version_min": None, "version_max": None}
 
 OVERTAKING = [
     *ends(1, 0.0, 1.0),
@@ -504,7 +745,7 @@ def test_one_stale_member_cancels_the_rest_of_its_group_as_soon_as_the_next_step
     half = ends(0, 1.0)
     _, actions = drive(settings, *half, *OVERTAKING)
     assert actions[-1][:3] == (
-        Train(version=1, group_ids=(2,), trial_ids=("train-2-0-0", "train-2-1-0")),
+        Train(version=1, group_ids=(2,), trial_ids=("train-2-0-0", "train-2-1-0"), min_version=0),
         DropGroup(group_id=0, task=schedule.task_at(settings, 0), reason="stale"),
         CancelTrial(trial_id="train-0-1-0"),
     )
@@ -587,6 +828,7 @@ def test_opening_past_the_last_step_is_refused():
                 "max_zero_variance",
                 "max_lost",
                 "evaluation_tasks",
+                "in_order_steps",
             )
         ),
         *(
@@ -610,7 +852,8 @@ def test_opening_past_the_last_step_is_refused():
         ({"min_valid": 1}, "min_valid must lie between 2 and group_size 3, got 1"),
         ({"min_valid": 4}, "min_valid must lie between 2 and group_size 3, got 4"),
         ({"group_size": 1}, "min_valid must lie between 2 and group_size 1, got 2"),
-        ({"late_group": "hope"}, "late_group must be wait or drop, got 'hope'"),
+        ({"late_group": "hope"}, "late_group must be wait, drop, mask or train, got 'hope'"),
+        ({"order": "any"}, "order must be oldest, completion or admission, got 'any'"),
     ],
 )
 def test_settings_that_cannot_run_are_refused(change, text):

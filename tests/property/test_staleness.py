@@ -173,3 +173,24 @@ def test_bad_input_is_refused(call, text):
 
 def test_a_token_as_new_as_the_trainer_has_age_zero():
     assert staleness.staleness([3], version=3) == 0
+
+
+TOKENS = st.lists(st.tuples(st.booleans(), st.integers(-1, 6)), max_size=8)
+
+
+@given(tokens=TOKENS, oldest=st.integers(0, 6))
+def test_a_mask_keeps_of_the_trained_tokens_those_that_are_young_enough(tokens, oldest):
+    mask, versions = [on for on, _ in tokens], [version for _, version in tokens]
+    fresh = staleness.fresh_mask(mask, versions, min_version=oldest)
+    assert fresh == [on and version >= oldest for on, version in tokens]
+    assert staleness.fresh_mask(fresh, versions, min_version=oldest) == fresh
+    kept = [version for on, version in zip(fresh, versions) if on]
+    bound = max(0, 6 - oldest)
+    assert staleness.is_fresh(staleness.staleness(kept, version=6), max_staleness=bound)
+
+
+def test_a_mask_of_another_length_and_a_negative_version_are_refused():
+    with pytest.raises(ValueError, match="^min_version must not be negative, got -1$"):
+        staleness.fresh_mask([True], [0], min_version=-1)
+    with pytest.raises(ValueError, match="^policy_version must have one entry a token, 1, got 2$"):
+        staleness.fresh_mask([True], [0, 1], min_version=0)
