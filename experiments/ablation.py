@@ -7,6 +7,7 @@ same for all arms. `ablate_aggregation.py` declares three arms and calls `run` h
 import json
 import math
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,9 @@ from core.aggregate import token_mean_weight
 from core.counter import counter_hash
 from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
-from system.journal import Journal
-from system.loop import AdvantageFunction, Crew, Loop
+from system.checkpoint import write_checkpoint
+from system.journal import Journal, read_tags
+from system.loop import AdvantageFunction, Crew, Loop, trial_ended
 from system.model import config_from_huggingface
 from system.policy import POLICY_FILES, token_count
 from system.record.metrics import JsonLines, commit_hash, write_json
@@ -35,6 +37,7 @@ from system.record.recorder import Recorder
 from system.record.report import token_pieces, write_report
 from system.record.summary import arm_summary, comparisons
 from system.record.table import print_summary
+from system.resume import Found, find_run, later_than, lines_of
 from system.run import Machinery, RunError, machinery
 from system.sandbox import choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
@@ -69,8 +72,15 @@ class Config:
     """Versions that the oldest token of a trained trajectory may lag behind the trainer."""
     max_running: int = 24
     """Trials side by side."""
-    late_group: Literal["wait", "drop"] = "wait"
-    """What to do about a slow group: wait for it before it gets too old, or train on and drop it when it is."""
+    order: Literal["oldest", "completion", "admission"] = "oldest"
+    """Which of the groups that are ready are trained first."""
+    late_group: Literal["wait", "drop", "mask", "train"] = "wait"
+    """What to do about a slow group: wait for it before it gets too old; train on, and drop it when it is; train of it
+    what is young enough; or train it however old."""
+    save_every: int = 0
+    """Steps after which weights and optimizer are saved, so that a run that is killed can go on; 0 for never."""
+    resume: bool = False
+    """Go on with the run in the folder `out`, which must have been begun with the same settings."""
     max_retries: int = 2
     """Further attempts at a trial that met a system error."""
     train: Path | None = None
@@ -108,8 +118,10 @@ class Config:
     """Share of the context left at which a training trial is reminded once to come to an end."""
     temperature: float = 1.0
     """Of sampling; the trainer applies the same."""
-    sandbox: Literal["auto", "bubblewrap", "process"] = "auto"
+    sandbox: Literal["auto", "bubblewrap", "process", "modal"] = "auto"
     """Where the tools run."""
+    modal: Path | None = None
+    """File with the settings of the sandbox "modal", as docs/modal.md says."""
     deadline_s: float = 120.0
     """Wall clock of a trial; beyond it the trial has no reward, since the clock also measures the machine."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -184,15 +196,20 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
         raise ValueError("device must be cpu where torch finds no GPU, got cuda")
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
+    modal = command.modal_settings(config.sandbox, config.modal)
     given = {"train": read_tasks(config.train, training=True), "eval": read_tasks(config.held_out)}
     check_worlds(config)
-    command.claim(folder)
     settings = {
         key: str(value) if isinstance(value, Path) else value for key, value in asdict(config).items()
     }
     commit = commit_hash(ROOT)
     typed = shlex.join(["python", script, *sys.argv[1:]])
-    write_json(folder / "config.json", {**settings, "arms": list(arms), "commit": commit, "command": typed})
+    written = {**settings, "arms": list(arms), "commit": commit, "command": typed}
+    if config.resume:
+        check_same(folder, written)
+    else:
+        command.claim(folder)
+        write_json(folder / "config.json", written)
     names = [*arms, *(["warm_start"] if start else [])]
     planned = {name: config.steps * config.seeds if name in arms else 0 for name in names}
     with Progress(planned) as progress:
@@ -206,9 +223,10 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
             threads=config.threads,
             device=config.device,
             kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
+            modal=modal,
         ) as machine:
             progress.note(machine.sandbox_line)
-            runs = Runs(config, folder, given, machine, progress, begun)
+            runs = Runs(config, folder, given, machine, progress, begun, modal)
             with closing(runs):
                 for seed in range(config.seed, config.seed + config.seeds):
                     for name in names:
@@ -258,8 +276,9 @@ class Runs:
         machine: Machinery,
         progress: Progress,
         begun: float,
+        modal: dict[str, Any] | None,
     ) -> None:
-        self.config, self.folder, self.given, self.machine = config, folder, given, machine
+        self.config, self.folder, self.given, self.machine, self.modal = config, folder, given, machine, modal
         self.progress, self.begun = progress, begun
         self.trainer: TrainerProcess | None = None
         self.metrics = JsonLines(folder / "metrics.jsonl")
@@ -290,7 +309,14 @@ class Runs:
         rules = arm or Arm(weight=token_mean_weight, loss=importance_weighted_policy_gradient)
         trainer = self._trainer_with(rules)
         settings = self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks)
-        journal = Journal(self.folder / "events.jsonl", tags={"arm": name, "seed": seed}, settings=settings)
+        tags, checkpoints = recorder.tags, self.folder / "checkpoints" / f"{name}-{seed}"
+        found = self._found(tags, f"{name}/{seed}", checkpoints, settings, recorder)
+        if found and found.resumed.state.finished:
+            return
+        if found and found.checkpoint:
+            trainer.load(found.checkpoint.folder, version=found.version)
+        entries = 1 + len(found.entries) if found else 0
+        journal = Journal(self.folder / "events.jsonl", tags=tags, settings=settings, written=entries)
         loop = Loop(
             settings,
             crew=Crew(fleet=self.machine.fleet, engine=self.machine.engine, trainer=trainer),
@@ -299,6 +325,8 @@ class Runs:
             advantage=rules.advantage,
             journal=journal,
             observer=recorder,
+            save=lambda version: write_checkpoint(checkpoints, version, save=trainer.save, about=tags),
+            resumed=found.resumed if found else None,
         )
         try:
             reason = loop.run()
@@ -319,6 +347,25 @@ class Runs:
         self.trials += recorder.trials
         self.seconds += time.monotonic() - begun
 
+    def _found(
+        self, tags: dict[str, Any], name: str, checkpoints: Path, settings: Settings, recorder: Recorder
+    ) -> Found | None:
+        """What a killed run left of this arm and seed; the recorder has then seen it."""
+        events = self.folder / "events.jsonl"
+        if not self.config.resume or not events.exists() or tags not in read_tags(events):
+            return None
+        found = find_run(self.folder, checkpoints, tags=tags, name=name, settings=settings)
+        for note in found.notes:
+            self.progress.note(note)
+        done = found.resumed.state.finished
+        if not done:
+            recorder.metrics.rewrite(later_than(tags, found.version))
+            self.progress.note(f"{name} goes on from version {found.version}")
+        trials = lines_of(self.folder / "trajectories.jsonl", tags)
+        valid = ((line, trial_ended("", line).valid) for line in trials)
+        recorder.recall(valid, lines_of(self.folder / "metrics.jsonl", tags))
+        return found
+
     def _tasks(self, seed: int) -> dict[str, list[Task]]:
         """Training tasks of this seed; the held-out tasks are the same for every seed."""
         c = self.config
@@ -331,7 +378,10 @@ class Runs:
     def _made(self, name: str, split: Split, worlds: int, tasks: int, seed: int) -> list[Task]:
         folder = self.folder / "tasks" / name
         if not folder.exists():
-            generate(folder, split=split, worlds=worlds, tasks=tasks, seed=seed)
+            partial_folder = folder.with_name(f".{name}.partial")
+            shutil.rmtree(partial_folder, ignore_errors=True)
+            generate(partial_folder, split=split, worlds=worlds, tasks=tasks, seed=seed)
+            partial_folder.rename(folder)
         return read_tasks(folder / "tasks")
 
     def _trainer_with(self, arm: Arm) -> TrainerProcess:
@@ -381,10 +431,13 @@ class Runs:
             tolerance=1e-6,
             max_zero_variance=4 * config.groups,
             max_lost=config.groups,
+            order=config.order,
+            in_order_steps=0,
             late_group=config.late_group,
             requeue_stale=True,
             task_count=len(tasks["train"]),
             seed=seed,
+            save_every=config.save_every,
             evaluate_at=(steps,),
             evaluation_tasks=len(tasks["eval"]),
             evaluation_samples=config.attempts,
@@ -404,12 +457,14 @@ class Runs:
             "policy": str(config.policy.resolve()),
             "engine_socket": str(self.machine.engine_socket),
             "sandbox": self.machine.sandbox,
+            **({"modal": self.modal} if self.modal else {}),
             "scratch": str(self.machine.scratch / "trials"),
             "seed": counter_hash(seed, *place),
             "purpose": action.purpose,
             "start_s": 30.0,
             "deadline_s": config.deadline_s,
             "tool_timeout_s": 30.0,
+            "engine_s": 60.0,
             "verify_s": 60.0,
             "stop_s": 15.0,
             "limits": {
@@ -452,6 +507,22 @@ def read_tasks(folder: Path | None, *, training: bool = False) -> list[Task]:
     if repeated := [task.folder for task in tasks if ids.count(task.id) > 1]:
         raise ValueError(f"tasks must differ in more than their worlds, got {repeated[0]} and {repeated[1]}")
     return tasks
+
+
+def check_same(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run under other settings than those it was begun with."""
+    own = {"resume", "commit", "command"}
+    try:
+        before = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"out must be the folder of a run to be resumed, got {folder}: {error}") from None
+    changed = [
+        f"{name} was {before.get(name)}, is {value}"
+        for name, value in settings.items()
+        if name not in own and before.get(name) != value
+    ]
+    if changed:
+        raise ValueError(f"a run must go on with its own settings, got others: {', '.join(changed)}")
 
 
 def check_worlds(config: Config) -> None:

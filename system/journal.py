@@ -1,16 +1,16 @@
 """The event log of a run: every event the reducer saw and every action it answered, one JSON line each.
 
-The first line of a run holds its settings, so that `core.schedule.replay` can drive the run again.
+The first line of a run holds its settings, so that `core.schedule.replay` can drive the run again; each line has a
+number, so that one that is gone is missed.
 """
 
 import dataclasses
-import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
-from core.schedule import Event, Settings
+from core.schedule import Event, Settings, State, begin, react
+from system.record.metrics import JsonLines, read_jsonl
 
 
 def record_of(value: Any) -> dict[str, Any]:
@@ -20,19 +20,21 @@ def record_of(value: Any) -> dict[str, Any]:
 
 
 class Journal:
-    """Append-only and flushed line by line, so that a killed run leaves a readable prefix.
+    """Append-only and written line by line, so that a killed run leaves a readable prefix.
 
     Args:
         path: of the file; several runs may share it.
         tags: what tells this run's lines from the others'.
         settings: of the schedule.
+        written: lines of this run that are there already; it goes on after them.
     """
 
-    def __init__(self, path: Path, *, tags: dict[str, Any], settings: Settings) -> None:
-        self.file = path.open("a", buffering=1)
+    def __init__(self, path: Path, *, tags: dict[str, Any], settings: Settings, written: int = 0) -> None:
+        self.lines = JsonLines(path)
         self.start = time.monotonic()
-        self.tags = tags
-        self._line({"settings": dataclasses.asdict(settings)})
+        self.tags, self.written = tags, written
+        if not written:
+            self._line({"settings": dataclasses.asdict(settings)})
 
     def write(self, event: Event, actions: tuple[Any, ...]) -> None:
         """One event and what followed from it."""
@@ -41,39 +43,75 @@ class Journal:
 
     def close(self) -> None:
         """Closes the file."""
-        self.file.close()
+        self.lines.close()
 
     def _line(self, content: dict[str, Any]) -> None:
-        line = {**self.tags, "seconds": round(time.monotonic() - self.start, 3), **content}
-        self.file.write(json.dumps(line) + "\n")
+        seconds = round(time.monotonic() - self.start, 3)
+        self.lines.write({**self.tags, "n": self.written, "seconds": seconds, **content})
+        self.written += 1
 
 
-def read_journal(
-    path: Path, *, tags: dict[str, Any]
-) -> tuple[Settings, list[tuple[Event, list[dict[str, Any]]]]]:
+class Entry(NamedTuple):
+    """An event, the actions as they were written, and when."""
+
+    event: Event
+    actions: list[dict[str, Any]]
+    seconds: float
+
+
+def read_journal(path: Path, *, tags: dict[str, Any]) -> tuple[Settings, list[Entry]]:
     """Settings of one run, and every event with the actions as they were written.
 
     Raises:
-        ValueError: the file has no run with these tags.
+        ValueError: the file has no run with these tags, or a line of it is missing.
     """
     kinds = {kind.__name__: kind for kind in get_args(Event)}
     settings: Settings | None = None
-    events: list[tuple[Event, list[dict[str, Any]]]] = []
-    for line in _lines(path, tags):
+    entries: list[Entry] = []
+    mine = (line for line in read_jsonl(path) if all(line.get(name) == tags[name] for name in tags))
+    for number, line in enumerate(mine):
+        if line["n"] != number:
+            raise ValueError(f"journal must hold every event of {tags}, got none numbered {number} in {path}")
         if "settings" in line:
             fields: dict[str, Any] = line["settings"]
             fields["evaluate_at"] = tuple(fields["evaluate_at"])
             settings = Settings(**fields)
         else:
             fields = dict(line["event"])
-            events.append((kinds[fields.pop("type")](**fields), line["actions"]))
+            event = kinds[fields.pop("type")](**fields)
+            entries.append(Entry(event, line["actions"], line["seconds"]))
     if settings is None:
         raise ValueError(f"journal must hold the settings of {tags}, got {path} without them")
-    return settings, events
+    return settings, entries
 
 
-def _lines(path: Path, tags: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with path.open() as file:
-        for line in map(json.loads, file):
-            if all(line[name] == value for name, value in tags.items()):
-                yield line
+def read_tags(path: Path) -> list[dict[str, Any]]:
+    """The tags of every run in a file, in the order in which they began."""
+    own = ("n", "seconds", "settings")
+    return [
+        {k: v for k, v in line.items() if k not in own} for line in read_jsonl(path) if "settings" in line
+    ]
+
+
+class Difference(NamedTuple):
+    """Where a replay and a journal part: the number of the event, what was written, what the reducer says."""
+
+    number: int
+    event: Event
+    written: list[dict[str, Any]]
+    said: list[dict[str, Any]]
+
+
+def replayed(settings: Settings, entries: list[Entry]) -> tuple[State, Difference | None]:
+    """The state after every event, and the first at which the reducer says something else than was written."""
+    state = begin()
+    for number, entry in enumerate(entries, start=1):
+        state, actions = react(settings, state, entry.event)
+        said = [_as_written(record_of(action)) for action in actions]
+        if said != entry.actions:
+            return state, Difference(number, entry.event, entry.actions, said)
+    return state, None
+
+
+def _as_written(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in record.items()}

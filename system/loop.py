@@ -9,6 +9,7 @@ as it is.
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,8 +25,11 @@ from core.schedule import (
     Event,
     Finished,
     Opened,
+    Save,
+    Saved,
     Settings,
     StartTrial,
+    State,
     StepTrained,
     SyncWeights,
     Train,
@@ -34,6 +38,7 @@ from core.schedule import (
     begin,
     react,
 )
+from core.staleness import fresh_mask
 from system.engine import Engine
 from system.fleet import Fleet
 from system.journal import Journal
@@ -72,6 +77,23 @@ class Crew:
     trainer: TrainerProcess | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a killed run stood, and what it goes on with.
+
+    Args:
+        state: after the last event that was written.
+        events: what to tell the schedule first: trials that had ended unheard, and that the run is reopened.
+        results: of the trials that are trained from now on, by trial id.
+        gone: groups whose trials need no keeping.
+    """
+
+    state: State
+    events: tuple[Event, ...]
+    results: dict[str, Result]
+    gone: frozenset[int]
+
+
 class Loop:
     """One run of the schedule from Opened to Finished.
 
@@ -83,6 +105,8 @@ class Loop:
         advantage: one of core.advantage with its settings bound.
         journal: gets every event with its actions.
         observer: is told what happens.
+        save: puts the trainer's version on disk; in a thread of its own, while the fleet goes on.
+        resumed: where to go on; from the start if None.
     """
 
     def __init__(
@@ -95,37 +119,47 @@ class Loop:
         advantage: AdvantageFunction,
         journal: Journal,
         observer: Observer,
+        save: Callable[[int], object] | None = None,
+        resumed: Resumed | None = None,
     ) -> None:
         self.settings, self.crew, self.name, self.spec = settings, crew, name, spec
         self.advantage, self.journal, self.observer = advantage, journal, observer
-        self.pending: deque[Event] = deque([Opened(version=0)])
+        self.save, self.state = save, resumed.state if resumed else begin()
+        self.pending: deque[Event] = deque(resumed.events if resumed else [Opened(version=0)])
         self.started: dict[str, StartTrial] = {}
-        self.results: dict[str, Result] = {}
-        self.gone: set[int] = set()
+        self.results: dict[str, Result] = dict(resumed.results) if resumed else {}
+        self.gone: set[int] = set(resumed.gone) if resumed else set()
+        self.saving: tuple[int, Future[object]] | None = None
+        self.pool = ThreadPoolExecutor(1)
         self.evaluated: list[tuple[StartTrial, Result]] = []
         self.training: Train | None = None
         self.trainer_free_since = time.monotonic()
         self.idle_s = 0.0
+        self.applied: int | None = None
         self.reason = ""
 
     def run(self) -> str:
         """Until the schedule says Finished; returns its reason."""
-        state = begin()
-        while not state.finished:
-            event = self._next_event()
-            state, actions = react(self.settings, state, event)
-            self.journal.write(event, actions)
-            for action in actions:
-                self._carry_out(action)
+        with self.pool:
+            while self.pending or not self.state.finished:
+                event = self._next_event()
+                self.state, actions = react(self.settings, self.state, event)
+                self.journal.write(event, actions)
+                for action in actions:
+                    self._carry_out(action)
         return self.reason
 
     def _next_event(self) -> Event:
         while not self.pending:
             self.observer.tick()
-            for result in self.crew.fleet.poll(POLL_S if self.training else 0.2):
+            for result in self.crew.fleet.poll(POLL_S if self.training or self.saving else 0.2):
                 self.pending.append(self._trial_ended(result))
             if self.training and self.crew.trainer and (metrics := self.crew.trainer.poll(0.0)):
                 self.pending.append(self._step_trained(self.training, metrics))
+            if self.saving and self.saving[1].done():
+                (version, written), self.saving = self.saving, None
+                written.result()
+                self.pending.append(Saved(version=version))
         return self.pending.popleft()
 
     def _carry_out(self, action: Action) -> None:
@@ -139,6 +173,10 @@ class Loop:
                 self._train(action)
             case SyncWeights():
                 self._sync(action.version)
+            case Save():
+                if self.save is None:
+                    raise ValueError("a run that saves must be told how, got no save")
+                self.saving = action.version, self.pool.submit(self.save, action.version)
             case DropGroup():
                 self._forget(action.group_id)
                 self.observer.dropped(action)
@@ -151,22 +189,13 @@ class Loop:
     def _trial_ended(self, result: Result) -> TrialEnded:
         trial_id = result["trial_id"].removeprefix(f"{self.name}/")
         action = self.started.pop(trial_id)
-        outcome = Outcome(**result["outcome"])
-        valid = has_valid_reward(outcome, scored_truncations=SCORED_TRUNCATIONS)
-        versions = [v for row in result.get("rows", ()) for v in row["policy_version"] if v >= 0]
-        self.observer.trial(action, result, valid=valid)
-        if valid and action.purpose == "eval":
+        event = trial_ended(trial_id, result)
+        self.observer.trial(action, result, valid=event.valid)
+        if event.valid and action.purpose == "eval":
             self.evaluated.append((action, result))
-        elif valid and action.group_id not in self.gone:
+        elif event.valid and action.group_id not in self.gone:
             self.results[trial_id] = {**result, "group_id": action.group_id}
-        return TrialEnded(
-            trial_id=trial_id,
-            kind=outcome.kind,
-            valid=valid,
-            reward=result["reward"] if valid else None,
-            version_min=min(versions, default=None),
-            version_max=max(versions, default=None),
-        )
+        return event
 
     def _train(self, action: Train) -> None:
         if self.crew.trainer is None:
@@ -174,7 +203,8 @@ class Loop:
         self.training = action
         self.idle_s = time.monotonic() - self.trainer_free_since
         results = [self.results[trial_id] for trial_id in action.trial_ids]
-        self.crew.trainer.start_step(step_rows(results, self.advantage), version=action.version)
+        rows = step_rows(results, self.advantage, min_version=action.min_version)
+        self.crew.trainer.start_step(rows, version=action.version)
 
     def _step_trained(self, action: Train, metrics: StepMetrics) -> StepTrained:
         self.trainer_free_since, self.training = time.monotonic(), None
@@ -186,7 +216,9 @@ class Loop:
 
     def _sync(self, version: int) -> None:
         if self.crew.trainer is not None:
-            self.crew.engine.update_weights(version, self.crew.trainer.weights_path, reset_kv=version == 0)
+            first = self.applied is None
+            self.crew.engine.update_weights(version, self.crew.trainer.weights_path, reset_kv=first)
+            self.applied = version
         self.pending.append(WeightsApplied(version=version))
 
     def _forget(self, group_id: int) -> None:
@@ -197,8 +229,28 @@ class Loop:
         return f"{self.name}/{trial_id}"
 
 
-def step_rows(results: Sequence[Result], advantage: AdvantageFunction) -> list[StepRow]:
-    """The step batch of some trials: the rows of every group that has a signal, each with its trial's advantage."""
+def trial_ended(trial_id: str, result: Result) -> TrialEnded:
+    """What the schedule must know of a trial's result."""
+    outcome = Outcome(**result["outcome"])
+    valid = has_valid_reward(outcome, scored_truncations=SCORED_TRUNCATIONS)
+    versions = [v for row in result.get("rows", ()) for v in row["policy_version"] if v >= 0]
+    return TrialEnded(
+        trial_id=trial_id,
+        kind=outcome.kind,
+        valid=valid,
+        reward=result["reward"] if valid else None,
+        version_min=min(versions, default=None),
+        version_max=max(versions, default=None),
+    )
+
+
+def step_rows(
+    results: Sequence[Result], advantage: AdvantageFunction, *, min_version: int = 0
+) -> list[StepRow]:
+    """The step batch of some trials: the rows of every group that has a signal, each with its trial's advantage.
+
+    Tokens of an older version than `min_version` are not trained.
+    """
     reward = torch.tensor([r["reward"] for r in results], dtype=torch.float64)
     group_id = torch.tensor([r["group_id"] for r in results])
     group = advantage(reward, torch.ones(len(results), dtype=torch.bool), group_id)
@@ -216,7 +268,7 @@ def step_rows(results: Sequence[Result], advantage: AdvantageFunction) -> list[S
                     trial_id=result["trial_id"],
                     group_id=result["group_id"],
                     token_ids=list(row["token_ids"]),
-                    loss_mask=list(row["loss_mask"]),
+                    loss_mask=fresh_mask(row["loss_mask"], row["policy_version"], min_version=min_version),
                     rollout_logprob=list(row["rollout_logprob"]),
                     policy_version=list(row["policy_version"]),
                     advantage=value,

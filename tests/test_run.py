@@ -148,7 +148,7 @@ def test_planted_drift_fails_the_check(run, tmp_path, plant):
 def test_the_journal_replays_to_the_same_actions(run):
     settings, events = read_journal(run / "events.jsonl", tags={"arm": "prompt_mean", "seed": 0})
     state = begin()
-    for event, written in events:
+    for event, written, _ in events:
         state, actions = react(settings, state, event)
         assert json.loads(json.dumps([record_of(action) for action in actions])) == written
     assert state.finished and len(events) > 10

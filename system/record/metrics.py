@@ -6,7 +6,7 @@ import json
 import math
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -39,9 +39,20 @@ class JsonLines:
         """
         if self._fd is None:
             raise ValueError(f"{self.path} must be open to be written to, got a closed file")
-        data = (json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+        data = _line(record)
         while data:
             data = data[os.write(self._fd, data) :]
+
+    def rewrite(self, left_out: Callable[[dict[str, Any]], bool]) -> None:
+        """Leaves out some of the records: a reader sees the old file or the new one."""
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with open(fresh, "wb") as file:
+            for record in read_jsonl(self.path):
+                if not left_out(record):
+                    file.write(_line(record))
+        self.close()
+        os.replace(fresh, self.path)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
@@ -104,6 +115,10 @@ def commit_hash(root: str | os.PathLike[str]) -> str:
     if not commit:
         return ""
     return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
 
 
 def _drop_torn_tail(path: Path) -> None:

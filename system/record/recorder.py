@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -55,23 +55,44 @@ class Recorder:
 
     def trial(self, action: StartTrial, result: Result, *, valid: bool) -> None:
         """A trial ended."""
-        self.trials += 1
-        self.system_errors += result["outcome"]["kind"] == "system_error"
+        told = self.tasks[action.purpose][action.task]
+        self._tally(action.purpose, action.policy_version, told, result, valid=valid)
         if valid and action.purpose == "train":
-            level = self.tasks["train"][action.task]["level"]
-            self.since.append((level, result))
-            scores = self.by_version.setdefault(action.policy_version, {})
-            scores.setdefault(level, []).append(result["reward"])
-        cpu = result.get("cpu_seconds", {})
-        self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
-        self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
+            self.since.append((told["level"], result))
         about = {
             "purpose": action.purpose,
             "group_id": action.group_id,
             "version_started": action.policy_version,
         }
-        self.trajectories.write({**self.tags, **about, **self.tasks[action.purpose][action.task], **result})
+        self.trajectories.write({**self.tags, **about, **told, **result})
         self.progress.trial_done()
+
+    def _tally(
+        self, purpose: str, version: int, task: Mapping[str, Any], result: Result, *, valid: bool
+    ) -> None:
+        self.trials += 1
+        self.system_errors += result["outcome"]["kind"] == "system_error"
+        if valid and purpose == "train":
+            scores = self.by_version.setdefault(version, {})
+            scores.setdefault(task["level"], []).append(result["reward"])
+        cpu = result.get("cpu_seconds", {})
+        self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
+        self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
+
+    def recall(self, trials: Iterable[tuple[Result, bool]], metrics: Iterable[Mapping[str, Any]]) -> None:
+        """Takes in what a killed run had written: its trials, with whether their reward is valid, and its metrics.
+
+        How long it had waited and worked is known by step only, so the share of the trainer's idle time is that of the
+        steps since.
+        """
+        for result, valid in trials:
+            self._tally(result["purpose"], result["version_started"], result, result, valid=valid)
+        for line in metrics:
+            if line.get("eval"):
+                self.evaluated, self.by_version = dict(line), {}
+            elif "staleness" in line:
+                self.ages += [int(age) for age, count in line["staleness"].items() for _ in range(count)]
+            self.progress.record(line)
 
     def dropped(self, action: DropGroup) -> None:
         """A group left without being trained."""

@@ -1,0 +1,112 @@
+"""A killed run's journal, trajectories and checkpoint, put together again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from core.schedule import Reopened, Settings, State, trial_id
+from system.checkpoint import Checkpoint, last_checkpoint
+from system.journal import Entry, read_journal, replayed
+from system.loop import Resumed, trial_ended
+from system.record.metrics import read_jsonl
+from system.run import RunError
+
+
+class Found(NamedTuple):
+    """What is left of a run: with what to go on, from which weights, and what is to be said about it."""
+
+    resumed: Resumed
+    checkpoint: Checkpoint | None
+    version: int
+    entries: list[Entry]
+    notes: list[str]
+
+
+def find_run(
+    folder: Path, checkpoints: Path, *, tags: dict[str, Any], name: str, settings: Settings
+) -> Found:
+    """Where a killed run stood.
+
+    Args:
+        folder: of the run: events.jsonl and trajectories.jsonl.
+        checkpoints: folder of its versions.
+        tags: of its lines.
+        name: that begins its trial ids.
+        settings: what the schedule would be given now.
+
+    Raises:
+        RunError: the settings differ, or the journal is not what the reducer would write.
+    """
+    try:
+        before, entries = read_journal(folder / "events.jsonl", tags=tags)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    if changed := differing(before, settings):
+        raise RunError(f"a run must go on with its own settings, got others: {changed}")
+    state, difference = replayed(settings, entries)
+    if difference:
+        raise RunError(
+            f"event {difference.number} of the journal must replay, got other actions; see replay.py"
+        )
+    checkpoint, notes = last_checkpoint(checkpoints)
+    version = checkpoint.version if checkpoint else 0
+    if version not in state.saved:
+        on_disk = " or ".join(map(str, state.saved))
+        raise RunError(f"a checkpoint must be of version {on_disk}, got {version} in {checkpoints}")
+    kept = _kept(state)
+    results, unheard = {}, []
+    for line in lines_of(folder / "trajectories.jsonl", tags):
+        trial = line["trial_id"].removeprefix(f"{name}/")
+        if trial in kept or trial in state.running:
+            results[trial] = line
+        if trial in state.running:
+            unheard.append(trial_ended(trial, line))
+    events = (*unheard, Reopened(version=version))
+    if missing := sorted(kept - results.keys()):
+        raise RunError(
+            f"trajectories.jsonl must hold every trial that is not trained for good, got no {missing[0]}"
+        )
+    if unheard:
+        notes.append(f"{len(unheard)} trials had ended that the journal does not tell of: they count")
+    resumed = Resumed(state=state, events=events, results=results, gone=_gone(state))
+    return Found(resumed, checkpoint, version, entries, notes)
+
+
+def differing(before: Settings, now: Settings) -> str:
+    """The settings that are not the same: "steps was 4, is 8"."""
+    pairs = [(f.name, getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(before)]
+    return ", ".join(f"{name} was {old}, is {new}" for name, old, new in pairs if old != new)
+
+
+def _kept(state: State) -> set[str]:
+    """Trials that may be trained yet."""
+    groups = [g for g in state.groups.values() if g.purpose == "train"]
+    batches = [g for batch in (*state.unsaved, *state.redo) for g in batch]
+    return {
+        trial_id(g, i) for g in (*groups, *batches) for i, s in enumerate(g.samples) if s.status == "valid"
+    }
+
+
+def _gone(state: State) -> frozenset[int]:
+    """Groups that are over: all that were opened but those that may be trained yet."""
+    batches = {g.group_id for batch in (*state.unsaved, *state.redo) for g in batch}
+    return frozenset(set(range(state.next_group)) - state.groups.keys() - batches)
+
+
+def lines_of(path: Path, tags: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of one run in a file that several share."""
+    if path.exists():
+        yield from (line for line in read_jsonl(path) if all(line.get(tag) == tags[tag] for tag in tags))
+
+
+def later_than(tags: dict[str, Any], version: int) -> Callable[[dict[str, Any]], bool]:
+    """Which lines of metrics.jsonl are of later versions of a run: those steps are taken again, and told again."""
+
+    def later(line: dict[str, Any]) -> bool:
+        told = line.get("step", line.get("version", 0))
+        return all(line.get(tag) == tags[tag] for tag in tags) and told > version
+
+    return later
