@@ -1,0 +1,133 @@
+"""What trials do: how many turns, how long each, how often solved; from a distribution or from what was recorded."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+
+class Turn(NamedTuple):
+    """A completion and what follows it: `Turn(tokens=600, observed=1500, tool_s=2.0)`."""
+
+    tokens: int
+    observed: int
+    tool_s: float
+
+
+class TrialPlan(NamedTuple):
+    """What a trial will do. `reward` is None for a system error."""
+
+    prompt: int
+    turns: tuple[Turn, ...]
+    reward: float | None
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole trajectory."""
+        return self.prompt + sum(turn.tokens + turn.observed for turn in self.turns)
+
+
+class Workload(Protocol):
+    """Draws trials; the same arguments give the same trial."""
+
+    def trial(self, *, task: int, group: int, sample: int, attempt: int) -> TrialPlan: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LognormalWorkload:
+    """Lengths whose logarithm is normal, with a part that a task's trials share.
+
+    Args:
+        median: tokens of a trajectory.
+        sigma: of its logarithm.
+        shared: share of that variance that lies between tasks; the rest lies between the trials of a task.
+        lowest, highest: bounds of a length.
+        sampled: share of the tokens that the policy samples.
+        turn_tokens: sampled tokens of a turn.
+        tool_s: mean of a tool call, exponentially distributed.
+        solved: mean of the solve rate of a task, which is spread evenly around it.
+        system_error: rate.
+        seed: of everything.
+    """
+
+    median: float
+    sigma: float
+    shared: float = 0.5
+    lowest: int = 1
+    highest: int = 1 << 60
+    sampled: float = 1.0
+    turn_tokens: float = math.inf
+    tool_s: float = 0.0
+    solved: float = 0.5
+    system_error: float = 0.0
+    seed: int = 0
+
+    def trial(self, *, task: int, group: int, sample: int, attempt: int) -> TrialPlan:
+        of_task = random.Random(f"{self.seed} {task}")
+        z, solved = of_task.gauss(0, 1), of_task.uniform(0, 2 * min(self.solved, 1 - self.solved))
+        solved += self.solved - min(self.solved, 1 - self.solved)
+        own = random.Random(f"{self.seed} {task} {group} {sample} {attempt}")
+        z = math.sqrt(self.shared) * z + math.sqrt(1 - self.shared) * own.gauss(0, 1)
+        length = min(max(self.median * math.exp(self.sigma * z), self.lowest), self.highest)
+        count = max(1, round(self.sampled * length / self.turn_tokens))
+        tokens = max(1, round(self.sampled * length / count))
+        observed = round((1 - self.sampled) * length / count)
+        tool = [own.expovariate(1 / self.tool_s) if self.tool_s else 0.0 for _ in range(count)]
+        tool[-1] = 0.0
+        reward = None if own.random() < self.system_error else float(own.random() < solved)
+        return TrialPlan(0, tuple(Turn(tokens, observed, s) for s in tool), reward)
+
+
+class Recorded:
+    """Trials as a run recorded them, drawn again at random, those of a task among themselves.
+
+    Args:
+        trials: of each task.
+        seed: of the drawing.
+    """
+
+    def __init__(self, trials: list[list[TrialPlan]], *, seed: int = 0) -> None:
+        self._trials = [plans for plans in trials if plans]
+        if not self._trials:
+            raise ValueError("trials must hold at least one, got none")
+        self._seed = seed
+
+    @classmethod
+    def of(cls, lines: Iterable[str], *, seed: int = 0) -> Recorded:
+        """From the lines of a `trajectories.jsonl`."""
+        trials: dict[str, list[TrialPlan]] = defaultdict(list)
+        for line in lines:
+            record = json.loads(line)
+            if plan := plan_of(record):
+                trials[record["task"]].append(plan)
+        return cls(list(trials.values()), seed=seed)
+
+    @classmethod
+    def read(cls, path: Path, *, seed: int = 0) -> Recorded:
+        """From a `trajectories.jsonl`."""
+        with path.open() as file:
+            return cls.of(file, seed=seed)
+
+    def trial(self, *, task: int, group: int, sample: int, attempt: int) -> TrialPlan:
+        plans = self._trials[task % len(self._trials)]
+        return random.Random(f"{self._seed} {task} {group} {sample} {attempt}").choice(plans)
+
+
+def plan_of(record: dict[str, Any]) -> TrialPlan | None:
+    """What a recorded trial did; None if it was broken off or says nothing of its turns."""
+    turns = record.get("turns") or ()
+    if record["outcome"]["kind"] not in ("solved", "failed", "truncated") or not turns:
+        return None
+    lengths = [len(row["token_ids"]) for row in record["rows"]]
+    ends = [turn["start"] for turn in turns[1:]] + [lengths[-1]]
+    told = []
+    for turn, end in zip(turns, ends, strict=True):
+        tokens = turn["end"] - turn["start"]
+        told.append(Turn(tokens, max(0, end - turn["end"]), turn.get("seconds", 0.0)))
+    return TrialPlan(turns[0]["start"], tuple(told), record.get("reward"))
