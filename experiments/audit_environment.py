@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from command import claim, command_line, judge_client
+from command import claim, command_line, judge_client, modal_settings
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -67,8 +67,10 @@ class Config:
     """The office agent with its tools, or the code agent with a shell."""
     toolset: Literal["brief", "full"] | None = None
     """The office's tools; by default what each task asks for."""
-    sandbox: Literal["auto", "bubblewrap", "process"] = "auto"
+    sandbox: Literal["auto", "bubblewrap", "process", "modal"] = "auto"
     """Where the tools run."""
+    modal: Path | None = None
+    """File with the settings of the sandbox "modal", as docs/modal.md says."""
     max_system_error: float = 0.005
     """Largest share of system errors that passes."""
     out: Path | None = None
@@ -166,6 +168,7 @@ def main(config: Config) -> dict[str, Any]:
     Chat(config.policy_folder)  # refuses a folder that is no policy
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
+    modal_settings(config.sandbox, config.modal)
     judge = judge_client(config.judge_endpoint, config.judge_model, config.judge_keys)
     claim(folder)
     typed = shlex.join(["python", "experiments/audit_environment.py", *sys.argv[1:]])
@@ -266,6 +269,7 @@ def started(config: Config, given: Sequence[Given], folder: Path) -> Iterator[Ma
         "policy": config.policy_folder,
         "sandbox": config.sandbox,
         "kits": sorted({kit_of(config.harness, toolset) for toolset in toolsets} or {"brief"}),
+        "modal": modal_settings(config.sandbox, config.modal),
     }
     if config.by_expert:
         chat = Chat(config.policy_folder)
@@ -307,6 +311,7 @@ def spec_of(config: Config, machine: Machinery, judge_socket: str, given: Given)
         "policy": str(config.policy_folder.resolve()),
         "engine_socket": str(machine.engine_socket),
         "sandbox": machine.sandbox,
+        **({"modal": modal} if (modal := modal_settings(config.sandbox, config.modal)) else {}),
         "sandbox_limits": {"start_s": config.start_s, "stop_s": config.stop_s},
         "scratch": str(machine.scratch / "trials"),
         "seed": counter_hash(config.seed, given.index),

@@ -1,6 +1,7 @@
 """What the scripts share at the command line: options, a folder of their own, one line for what went wrong."""
 
 import io
+import json
 import signal
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from system.engine import EngineError
 from system.fleet import FleetError
 from system.run import RunError
 from system.sandbox import SandboxError
+from system.sandbox.modal import ModalSettings
 from system.verify.judge import JudgeClient, JudgeSettings
 
 
@@ -88,3 +90,26 @@ def judge_client(endpoint: str, model: str, keys: tuple[str, ...]) -> JudgeClien
     if not model:
         raise ValueError(f"judge_model must be given for a judge, got none for {endpoint}")
     return JudgeClient(JudgeSettings(endpoint=endpoint, model=model, key_variables=keys))
+
+
+def modal_settings(sandbox: str, file: Path | None) -> dict[str, Any] | None:
+    """What a trial's specification says of Modal, from a JSON file; None for another sandbox.
+
+    Args:
+        sandbox: as it was asked for.
+        file: fields of `system.sandbox.modal.ModalSettings`, as docs/modal.md shows them.
+    """
+    if sandbox != "modal":
+        if file is not None:
+            raise ValueError(f"modal must go with sandbox modal, got {file} for sandbox {sandbox}")
+        return None
+    if file is None:
+        raise ValueError(
+            "sandbox modal must have its settings in a file, got none: --modal FILE (docs/modal.md)"
+        )
+    try:
+        fields = json.loads(file.read_text())
+        ModalSettings(**fields)
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"modal must be a file of settings as JSON, got {file}: {error}") from None
+    return fields

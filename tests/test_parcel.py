@@ -115,7 +115,7 @@ def test_an_entry_that_could_mean_anything_else_is_refused(tmp_path: Path, entri
         (b"", "listing must end within"),
         (b"[" * 100_000 + b"\n", "listing must be JSON"),
         (b"\xff\n", "listing must be JSON"),
-        (b'{"a": 1}\n', "listing must be a list of at most 20000 entries"),
+        (b'{"a": 1}\n', "listing must be a list, got"),
         (json.dumps([[str(n), "file", 0, ""] for n in range(20_001)]).encode() + b"\n", "at most 20000"),
         (b'[["x","link",0,"/etc"],["x/passwd","file",0,""]]\n', "must come once and after its folder"),
         (b'[["x","file",0,""],["x","folder",0,""]]\n', "must come once and after its folder"),

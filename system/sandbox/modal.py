@@ -285,6 +285,10 @@ class ModalSandbox:
                     most = self._lower_bytes + self._limits.world_bytes
                     entries = parcel.read_listing(file, most_bytes=most)
                     parcel.place(file, entries, str(root), links=False)
+            except parcel.TooLarge:
+                # There is no quota inside. Who writes more than is given loses what was written, and is graded.
+                shutil.rmtree(root)
+                root = self._world
             except (OSError, ValueError) as error:
                 raise SandboxError("freeze", f"world: {error}") from error
             self._frozen = FrozenWorld(lower=self._world, root=root)
@@ -294,18 +298,28 @@ class ModalSandbox:
         """Kill all but what was there before the world, which is then what the file holds from its place on."""
         most = self._lower_bytes + self._limits.world_bytes + parcel.MOST_LISTING
 
+        beyond = parcel.TooLarge(f"world must hold at most {most} bytes, got more")
+        met: list[parcel.TooLarge] = []
+
         def take(chunk: bytes) -> None:
             if file.tell() + len(chunk) > most:
-                raise SandboxError(phase, f"world must hold at most {most} bytes, got more")
+                met.append(beyond)
+                raise beyond
             file.write(chunk)
 
         seconds = max(0.5, (deadline - time.monotonic()) / 2)
         order = {"spared": self._spared, "seconds": seconds, "world": world}
-        self._run_there(phase, "killing", (_MAIN, "freeze", json.dumps(order)), deadline, take)
+        try:
+            self._run_there(phase, "killing", (_MAIN, "freeze", json.dumps(order)), deadline, take)
+        except SandboxError:
+            if not met:
+                raise
         file.seek(0)
         left = json.loads(file.readline(1 << 16)).get("left")
         if left != []:
             raise SandboxError(phase, f"processes in the container do not die: {left}")
+        if met:
+            raise beyond
 
     def _run_there(
         self,

@@ -79,21 +79,29 @@ def listing(entries: list[Entry]) -> bytes:
     return json.dumps(entries, separators=(",", ":")).encode() + b"\n"
 
 
+class TooLarge(ValueError):
+    """A parcel holds more than it may: whoever filled it went beyond what it was given."""
+
+
 def read_listing(stream: BinaryIO, *, most_bytes: int) -> list[Entry]:
     """The entries of a parcel whose files hold at most so much together.
 
     Raises:
-        ValueError: the entry, or the sum, that a parcel must not have.
+        TooLarge: there are too many, or they hold too much.
+        ValueError: the entry that a parcel must not have.
     """
     line = stream.readline(MOST_LISTING + 1)
     if not line.endswith(b"\n"):
-        raise ValueError(f"listing must end within {MOST_LISTING} bytes, got {len(line)} without an end")
+        kind = TooLarge if len(line) > MOST_LISTING else ValueError
+        raise kind(f"listing must end within {MOST_LISTING} bytes, got {len(line)} without an end")
     try:
         entries = json.loads(line)
     except (ValueError, RecursionError):
         raise ValueError(f"listing must be JSON, got {line[:60]!r}") from None
-    if not isinstance(entries, list) or len(entries) > MOST_ENTRIES:
-        raise ValueError(f"listing must be a list of at most {MOST_ENTRIES} entries, got {line[:60]!r}")
+    if not isinstance(entries, list):
+        raise ValueError(f"listing must be a list, got {line[:60]!r}")
+    if len(entries) > MOST_ENTRIES:
+        raise TooLarge(f"listing must have at most {MOST_ENTRIES} entries, got {len(entries)}")
     seen: dict[str, str] = {}
     whole = 0
     for entry in entries:
@@ -104,7 +112,7 @@ def read_listing(stream: BinaryIO, *, most_bytes: int) -> list[Entry]:
         seen[path] = kind
         whole += size
         if whole > most_bytes:
-            raise ValueError(f"files must hold at most {most_bytes} bytes, got more with {path[:100]!r}")
+            raise TooLarge(f"files must hold at most {most_bytes} bytes, got more with {path[:100]!r}")
     return [(path, kind, size, target) for path, kind, size, target in entries]
 
 
