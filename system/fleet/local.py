@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from system.fleet import FleetError
+from system.fleet.warm import read_result
 from system.sandbox import clean_environment, reap, removal
 from system.sandbox.scratch import abandoned
 
@@ -165,6 +166,7 @@ class LocalFleet:
     def _start_parent(self) -> None:
         self._parent: subprocess.Popen[bytes] | None = None
         self._buffer = bytearray()
+        self._attached: list[int] = []
         self._control, there = socket.socketpair()
         self._control.setblocking(False)
         in_main = threading.current_thread() is threading.main_thread()
@@ -212,9 +214,10 @@ class LocalFleet:
         if not select.select([self._control], [], [], timeout_s)[0]:
             return False
         try:
-            data = self._control.recv(1 << 20)
+            data, attached, _, _ = socket.recv_fds(self._control, 1 << 20, 64)
         except ConnectionError:
-            data = b""
+            data, attached = b"", []
+        self._attached += attached
         if not data:
             self._parent_is_gone()
             return False
@@ -224,10 +227,16 @@ class LocalFleet:
         for line in lines:
             message = json.loads(line)
             if message["type"] == "result":
-                self._results.append(message["result"])
+                self._results.append(self._result(message))
             else:
                 self._ready = message
         return True
+
+    def _result(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What the parent says of a trial, or what the trial wrote itself: the parent hands that on unread."""
+        result = read_result(self._attached.pop(0)) if message["attached"] else message["result"]
+        spent = {**result.get("cpu_seconds", {}), "trial": message["seconds"]}
+        return {**result, "trial_id": message["trial_id"], "cpu_seconds": spent}
 
     def _parent_is_gone(self) -> None:
         """Give every running trial a system error; the next start makes a new parent."""

@@ -1,7 +1,8 @@
 """`python -m system.fleet.warm FD`: the parent of all trials of a machine. One thread, no torch, all loaded.
 
-It forks a process per trial, reads its result from a pipe, kills it when it is late, and ends with all
-of them when the driver ends, in whatever way the driver does.
+It forks a process per trial, kills it when it is late, and ends with all of them when the driver ends, in whatever
+way the driver does. A result is written into memory of its own and handed on unread: it tells what a task expects, and
+later trials are forked from here.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +30,9 @@ from system.sandbox import kernel, reap
 MAX_RESULT = 256 << 20
 """Longest result of a trial in bytes."""
 
+FAULTY = 3
+"""How a trial ends that tells of a system error: it may not have cleared up."""
+
 Trial = Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -36,10 +41,10 @@ class _Running:
     trial_id: str
     pid: int
     pidfd: int
-    pipe: int
+    result: int
+    "Descriptor of the memory that it writes its result into."
     deadline: float
     limit_s: float
-    result: bytearray = field(default_factory=bytearray)
     verdict: dict[str, Any] | None = None
     "The result in place of its own, if this process killed it."
 
@@ -60,7 +65,8 @@ class Parent:
     ) -> None:
         self._control, self._run, self._scratch, self._grace_s = control, run, scratch, grace_s
         self._trials: dict[int, _Running] = {}
-        self._incoming, self._outgoing = bytearray(), bytearray()
+        self._incoming = bytearray()
+        self._outgoing: deque[tuple[bytearray, int]] = deque()
         self._open = True
         self._selector = selectors.DefaultSelector()
         control.setblocking(False)
@@ -70,9 +76,9 @@ class Parent:
         except ProcessLookupError:
             self._open = False
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Queue a message for the driver."""
-        self._outgoing += json.dumps(message).encode() + b"\n"
+    def say(self, message: dict[str, Any], attached: int = -1) -> None:
+        """Queue a message for the driver, and a descriptor that goes with it and is closed here."""
+        self._outgoing.append((bytearray(json.dumps(message).encode() + b"\n"), attached))
         self._flush()
 
     def loop(self) -> None:
@@ -138,84 +144,68 @@ class Parent:
 
     def _flush(self) -> None:
         while self._outgoing:
+            data, attached = self._outgoing.popleft()
             try:
-                sent = self._control.send(self._outgoing)
+                sent = (
+                    socket.send_fds(self._control, [data], [attached])
+                    if attached >= 0
+                    else self._control.send(data)
+                )
             except BlockingIOError:
+                self._outgoing.appendleft((data, attached))
                 break
             except OSError:  # the driver is gone; its end is noticed where it is read
                 self._outgoing.clear()
                 break
-            del self._outgoing[:sent]
+            if attached >= 0:
+                os.close(attached)
+            if data[sent:]:
+                self._outgoing.appendleft((data[sent:], -1))
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
         self._selector.modify(self._control, wanted, self._on_control)
 
     def _start(self, spec: dict[str, Any]) -> None:
-        read, write = os.pipe()
+        result = os.memfd_create("result")
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(read)
-            os.close(write)
+            os.close(result)
             self._report(spec["trial_id"], _system_error(f"fork: {error.strerror}"), 0.0)
             return
         if pid == 0:
-            _become_trial(self._run, spec, write, parent)
-        os.close(write)
-        os.set_blocking(read, False)
+            _become_trial(self._run, spec, result, parent)
         limit_s = lifetime_s(spec) + self._grace_s
         trial = _Running(
             trial_id=spec["trial_id"],
             pid=pid,
             pidfd=os.pidfd_open(pid),
-            pipe=read,
+            result=result,
             deadline=time.monotonic() + limit_s,
             limit_s=limit_s,
         )
         self._trials[pid] = trial
-        self._selector.register(trial.pipe, selectors.EVENT_READ, lambda _: self._on_result(trial))
         self._selector.register(trial.pidfd, selectors.EVENT_READ, lambda _: self._on_end(trial))
-
-    def _on_result(self, trial: _Running) -> None:
-        """Take in a part of a result."""
-        if trial.pipe < 0:
-            return
-        try:
-            data = os.read(trial.pipe, 1 << 20)
-        except BlockingIOError:
-            return
-        trial.result += data
-        if len(trial.result) > MAX_RESULT:
-            self._kill(trial, _system_error(f"result is longer than {MAX_RESULT} bytes"))
-            data = b""
-        if not data:
-            self._selector.unregister(trial.pipe)
-            os.close(trial.pipe)
-            trial.pipe = -1
 
     def _on_end(self, trial: _Running) -> None:
         """A trial process is dead: its result, or why there is none."""
-        while trial.pipe >= 0:
-            before = len(trial.result)
-            self._on_result(trial)
-            if trial.pipe >= 0 and len(trial.result) == before:  # somebody else holds the other end
-                self._selector.unregister(trial.pipe)
-                os.close(trial.pipe)
-                trial.pipe = -1
         self._selector.unregister(trial.pidfd)
         os.close(trial.pidfd)
         _, status, usage = os.wait4(trial.pid, 0)
         del self._trials[trial.pid]
         code = os.waitstatus_to_exitcode(status)
         self._sweep()
-        result = _result(trial, code)
-        if code != 0 or result.get("outcome", {}).get("kind") == "system_error":  # it may not have cleared up
+        if code != 0:  # it may not have cleared up
             reap(self._scratch)
-        self._report(trial.trial_id, result, usage.ru_utime + usage.ru_stime)
+        verdict = _verdict(trial, code)
+        if verdict is not None:
+            os.close(trial.result)
+        attached = trial.result if verdict is None else -1
+        self._report(trial.trial_id, verdict or {}, usage.ru_utime + usage.ru_stime, attached)
 
-    def _report(self, trial_id: str, result: dict[str, Any], seconds: float) -> None:
-        spent = {**result.get("cpu_seconds", {}), "trial": round(seconds, 6)}
-        self.say({"type": "result", "result": {**result, "trial_id": trial_id, "cpu_seconds": spent}})
+    def _report(self, trial_id: str, result: dict[str, Any], seconds: float, attached: int = -1) -> None:
+        message = {"type": "result", "trial_id": trial_id, "seconds": round(seconds, 6), "result": result}
+        self.say(message | {"attached": attached >= 0}, attached)
 
     def _sweep(self) -> None:
         """Kill and reap what dead trials left: orphans come to this process, and live trials keep theirs."""
@@ -247,19 +237,25 @@ def _system_error(cause: str, phase: str = "process") -> dict[str, Any]:
     return {"outcome": {"kind": "system_error", "phase": phase, "cause": cause}}
 
 
-def _result(trial: _Running, code: int) -> dict[str, Any]:
-    """What to say of a dead trial: a verdict of ours first, then its own words, then its exit code."""
+def _verdict(trial: _Running, code: int) -> dict[str, Any] | None:
+    """What to say of a dead trial: a verdict of ours, or how it died; None if its own words are to be told."""
     if trial.verdict is not None:
         return trial.verdict
-    if code != 0:
-        return _system_error(f"exit {code}")
-    try:
-        return json.loads(trial.result)
-    except ValueError:
-        return _system_error("the trial ended without a result")
+    said = os.fstat(trial.result).st_size > 0
+    return None if code == 0 or code == FAULTY and said else _system_error(f"exit {code}")
 
 
-def _become_trial(run: Trial, spec: dict[str, Any], pipe: int, parent: int) -> NoReturn:
+def read_result(fd: int) -> dict[str, Any]:
+    """What a trial wrote into the memory behind a descriptor, which is closed."""
+    with open(fd, "rb") as file:
+        file.seek(0)
+        try:
+            return _checked(json.load(file))
+        except (ValueError, TypeError):
+            return _system_error("the trial ended without a result")
+
+
+def _become_trial(run: Trial, spec: dict[str, Any], result: int, parent: int) -> NoReturn:
     """Run a trial in a fresh fork and write its result; never returns."""
     status = 1
     try:
@@ -267,17 +263,20 @@ def _become_trial(run: Trial, spec: dict[str, Any], pipe: int, parent: int) -> N
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         kernel.die_with_parent(parent)
         kernel.adopt_orphans()
-        _close_all_but(pipe)
+        _close_all_but(result)
+        end = 0
         try:
             data = json.dumps(_checked(run(spec))).encode()
+            if len(data) > MAX_RESULT:
+                raise ValueError(f"result must have {MAX_RESULT} bytes at most, got {len(data)}")
         except Exception as error:  # noqa: BLE001 - whatever a trial raises is recorded as a system error of it
             traceback.print_exc()
             cause = getattr(error, "cause", None) or f"{type(error).__name__}: {error}"
-            data = json.dumps(_system_error(cause, getattr(error, "phase", "process"))).encode()
+            data, end = json.dumps(_system_error(cause, getattr(error, "phase", "process"))).encode(), FAULTY
         view = memoryview(data)
         while view:
-            view = view[os.write(pipe, view) :]
-        status = 0
+            view = view[os.write(result, view) :]
+        status = end
     except BaseException:  # noqa: BLE001 - the last frame of a forked process: the log is the only way out
         traceback.print_exc()
     finally:
