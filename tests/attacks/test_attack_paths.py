@@ -29,7 +29,7 @@ CODE = {("run_code", "code"), ("bash", "command")}
 NAMES_A_PLACE = re.compile(
     "path|file|folder|dir|^to$|attachments|channel|name|^id$|include|pattern", re.IGNORECASE
 )
-"""Arguments that are tried in every way; of the others, which might turn out to be names as well, in every second."""
+"""Arguments that are tried in every way; of the others, which might turn out to be names as well, in a few."""
 SUFFIXES = ("txt", "csv", "json", "mbox", "ics", "xlsx", "docx", "pptx", "pdf")
 OUTSIDE = f"""
 import os

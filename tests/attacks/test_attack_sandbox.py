@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,8 +119,9 @@ def test_nothing_of_the_tests_is_in_the_memory_of_the_tool_server_or_of_the_pare
     said = stage.trial(gives_up("a first attempt"))["criteria"][0]["detail"]
     assert said.startswith("expected ")
     task = tmp_path / "task"
-    os.system(f"cp -r '{stage.tasks['find']}' '{task}'")
-    (task / "tests" / "more.txt").write_text(f"{CANARY}\n" * 50_000)
+    shutil.copytree(stage.tasks["find"], task)
+    secret = secrets.token_hex(16)
+    (task / "tests" / "more.txt").write_text(f"{secret}\n" * 50_000)
     found: dict[str, int] = {}
 
     def script():
@@ -128,7 +131,7 @@ def test_nothing_of_the_tests_is_in_the_memory_of_the_tool_server_or_of_the_pare
             inside = len(re.findall(r"^NSpid:(.*)$", status, re.MULTILINE)[0].split()) > 1
             name = "parent" if pid == stage.fleet.parent_pid else status.split()[1] if inside else ""
             if name:
-                found[name] = found.get(name, 0) + in_memory(pid, CANARY.encode(), said[:-10].encode())
+                found[name] = found.get(name, 0) + in_memory(pid, secret.encode(), said[:-10].encode())
         yield "0"
 
     fails(stage.trial(script(), task=task))
