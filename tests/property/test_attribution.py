@@ -366,6 +366,13 @@ def test_what_a_filter_cannot_make_is_named_beside_it():
     assert names(result) == ["retokenised" if 30 <= i < 40 else "filtered_support" for i in range(200)]
 
 
+def test_beside_a_filter_all_that_rounding_does_not_explain_stands_out():
+    """Up by six times the noise of a token, where four explain it: a filter leaves no larger noise behind."""
+    d = [0.04 if 30 <= i < 40 else -0.1 - 0.002 * (i % 100) for i in range(200)]
+    result = explained(facts(d))
+    assert names(result) == ["retokenised" if 30 <= i < 40 else "filtered_support" for i in range(200)]
+
+
 def test_what_a_temperature_leaves_is_named_beside_it_unless_the_curve_could_leave_it():
     rollout = torch.linspace(-3, -0.01, 100, dtype=F64)[torch.arange(100) * 37 % 100]
     entropy = torch.full_like(rollout, 1.2)
