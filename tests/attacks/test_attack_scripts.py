@@ -142,7 +142,7 @@ def test_nothing_planted_in_the_world_runs_in_the_verifier(stage: Stage, name: s
     (task / "tests" / "test_outputs.py").write_text(
         "def test_out():\n    assert open('out.txt').read().strip() == '48'\n"
     )
-    stage.both([planted(files)], task=task, kit="code", work=DONE)
+    assert stage.both([planted(files)], task=task, kit="code", work=DONE) == ["no output"] * 2
 
 
 def test_a_repository_in_the_world_has_no_hook_that_runs(stage: Stage, tmp_path: Path) -> None:
@@ -156,13 +156,20 @@ def test_a_repository_in_the_world_has_no_hook_that_runs(stage: Stage, tmp_path:
         "prepare-commit-msg",
         "reference-transaction",
     )
-    make = "import subprocess\nsubprocess.run(['git', 'init', '-q'])\n"
+    make = (
+        "import os, subprocess\nos.environ |= dict.fromkeys(('GIT_AUTHOR_NAME', 'GIT_COMMITTER_NAME'), 'x')\n"
+        "os.environ |= dict.fromkeys(('GIT_AUTHOR_EMAIL', 'GIT_COMMITTER_EMAIL'), 'x')\n"
+        "for words in ('init -q', 'add .', 'commit -qm x'): subprocess.run(['git', *words.split()], check=True)\n"
+        "print(os.path.isfile('.git/refs/heads/master') or os.path.isfile('.git/refs/heads/main'))"
+    )
     more = (
-        "subprocess.run(['git', 'config', 'core.fsmonitor', '/world/forge'])\n"
+        "import subprocess\n"
+        "subprocess.run(['git', 'config', 'core.fsmonitor', 'sh /world/forge #'])\n"
         "subprocess.run(['git', 'config', 'core.hooksPath', '/world/.git/hooks'])\n"
     )
     plant = planted({f".git/hooks/{name}": hook for name in hooks} | {"forge": hook}, more)
-    stage.both([python("code", make), plant], task=task, kit="code", work=DONE)
+    answers = stage.both([python("code", make), plant], task=task, kit="code", work=DONE)
+    assert answers == ["True", "no output"] * 2
 
 
 def test_a_library_to_be_preloaded_is_not(stage: Stage, tmp_path: Path) -> None:
