@@ -120,6 +120,11 @@ def test_shares_are_the_sizes_up_to_one_bound_and_use_the_limit_up(sizes, limit)
     assert not cut or max(shares) <= min(cut) + 1
 
 
+def test_what_is_left_over_never_goes_to_a_text_that_is_whole():
+    """3 of 3, and of 7 more 4 and 3: the token over is for a text that lacks it."""
+    assert budget.fair_shares([3, 5, 5], limit=10) == (3, 4, 3)
+
+
 def test_worked_shares():
     """A short answer stays whole beside a world of changes."""
     assert budget.fair_shares([300, 10, 200], limit=110) == (50, 10, 50)
