@@ -99,7 +99,7 @@ def test_every_tool_answers_over_a_bomb_and_the_next_call_is_served(
     answers: list[str] = []
     task = foreign_task(tmp_path / "task", SOUND, world=names)
     limits = {"turns": 100, "result_characters": 2000}
-    solves(stage.trial(says(calls, answers, gives_up()), task=task, limits=limits, tool_timeout_s=1.5))
+    solves(stage.trial(says(calls, answers, gives_up()), task=task, limits=limits, tool_timeout_s=1.0))
     assert len(answers) == len(calls) and f"b0{suffix}" in answers[-1]
     assert not [answer for answer in answers if CANARY in answer]
 
@@ -124,7 +124,7 @@ def test_further_kinds_are_read_or_refused(stage: Stage, tmp_path: Path) -> None
     answers: list[str] = []
     task = foreign_task(tmp_path / "task", SOUND, world=files)
     limits = {"result_characters": 2000}
-    solves(stage.trial(says(calls, answers, gives_up()), task=task, limits=limits, tool_timeout_s=3.0))
+    solves(stage.trial(says(calls, answers, gives_up()), task=task, limits=limits, tool_timeout_s=2.0))
     assert len(answers) == len(calls) and "long.txt" in answers[-1]
 
 
@@ -144,7 +144,7 @@ def test_what_compares_files_for_a_judge_ends_on_every_bomb(
     planted |= {f"b{number}.pdf": bomb for number, bomb in enumerate(pdfs().values())} | others()
     for name, bomb in planted.items():
         (after / name).write_bytes(bomb)
-    limits = DiffLimits(file_s=0.7, seconds=8.0, memory_bytes=256 << 20)
+    limits = DiffLimits(file_s=0.5, seconds=5.0, memory_bytes=256 << 20)
     listed = changes(FrozenWorld(lower=before, root=after), limits)
     assert {change.path for change in listed} == set(planted)
     assert CANARY not in str(listed)

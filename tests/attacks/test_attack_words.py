@@ -259,7 +259,7 @@ def test_who_runs_out_of_time_on_purpose_after_the_work_is_graded_and_not_tried_
             text = steps.send((yield text))
         yield call_text(hang)
 
-    for made, reward, deadline_s in ((script(), 1.0, 8.0), (says([hang], [], gives_up()), 0.0, 1.5)):
+    for made, reward, deadline_s in ((script(), 1.0, 6.0), (says([hang], [], gives_up()), 0.0, 1.5)):
         result = stage.trial(made, family="write", deadline_s=deadline_s, tool_timeout_s=30.0)
         assert result["outcome"] == {"kind": "truncated", "reason": "wall_clock", "phase": "", "cause": ""}
         assert result["reward"] == reward
