@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for scripts; pytest has it already
 from broken_engine import BrokenEngine, Said
-from fault_traces import Traces, adopt
+from fault_traces import Traces, adopt, descendants
 from judge_server import JudgeServer, Scripted
 
 from core.outcome import Outcome
@@ -123,6 +123,7 @@ class Stage:
 
     def __enter__(self) -> Stage:
         adopt()
+        self._others = set(descendants(os.getpid()))  # of tests before, which end with the session
         company = make_company(3, split="train")
         world = write_world(company, self.folder / "world")
         drawn = [draw_assignment(company, level=1, index=0)]
@@ -192,7 +193,7 @@ class Stage:
         spec = self.prepared(fault)
         if fault.driver:
             return self._play_by_driver(spec)
-        if not self.kept():
+        if not self._parent():
             self.fleet.start(
                 self.prepared(Fault(name="nothing", layer="", how="", then=Expected(kind="solved")))
             )
@@ -215,6 +216,9 @@ class Stage:
 
     def kept(self) -> set[int]:
         """The processes that stay between trials."""
+        return self._others | self._parent()
+
+    def _parent(self) -> set[int]:
         try:
             return {self.fleet.parent_pid}
         except FleetError:  # a fault has killed it; the next start makes another
