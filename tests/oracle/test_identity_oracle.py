@@ -72,7 +72,9 @@ def test_identity_faults_are_none_exactly_where_the_rebuilt_row_is_equal(
     elif spans:
         k = data.draw(st.integers(0, len(spans) - 1))
         start, end, emitted = spans[k]
-        shift = data.draw(st.integers(0, 1))
+        # Spans that overlap are refused, which is no fault of a row.
+        free = k + 1 == len(spans) or end < spans[k + 1][0]
+        shift = data.draw(st.integers(0, 1)) if free else 0
         spans[k] = (start + shift, end + shift, emitted)
     changed = (tokens, mask, logprob, version, spans)
     assert (faults(changed) == ()) == oracle.is_identical(*changed)
