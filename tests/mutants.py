@@ -174,7 +174,7 @@ MUTANTS = [
     ("schedule/admission.py", "len(state.running) < _room", "len(state.running) <= _room", "schedule"),
     ("schedule/admission.py", "settings.max_running if state.max_running is None else state.max_running", "settings.max_running", "schedule"),
     ("schedule/admission.py", "caught_up = state.applied >= state.caught_up_at", "caught_up = True", "schedule"),
-    ("schedule/admission.py", "+ again + ready", "+ ready", "schedule"),
+    ("schedule/admission.py", "+ len(state.training) + ready", "+ ready", "schedule"),
     ("schedule/admission.py", "version=state.applied,", "version=state.trained,", "schedule"),
     ("schedule/admission.py", "return max(0, min(by_staleness, needed))", "return by_staleness", "schedule"),
     ("schedule/admission.py", "if state.ending or state.applied is None", "if state.applied is None", "schedule"),

@@ -45,8 +45,7 @@ def _capacity(settings: Settings, state: State) -> int:
         return 0
     train = [g for g in state.groups.values() if g.purpose == "train"]
     ready = sum(g.ready > 0 for g in train)
-    again = len(state.training) + settings.batch_groups * len(state.redo)
-    accepted = accepted_at(state.trained, batch_groups=settings.batch_groups) + again + ready
+    accepted = accepted_at(state.trained, batch_groups=settings.batch_groups) + len(state.training) + ready
     by_staleness = admission_capacity(
         version=state.applied,
         accepted=accepted,

@@ -622,15 +622,18 @@ def test_a_run_that_is_killed_while_it_takes_steps_again_takes_them_again():
 
 
 def test_while_steps_are_taken_again_no_training_trial_starts_from_weights_that_are_too_old():
-    settings = settings_of(steps=9, batch_groups=1, group_size=2, save_every=5, max_running=9)
+    base = {"steps": 9, "batch_groups": 1, "group_size": 2, "save_every": 5}
     again = [
         Reopened(version=0),
         WeightsApplied(version=0),
         StepTrained(version=1),
         WeightsApplied(version=1),
     ]
-    _, actions = drive(settings, *TWO_STEPS, *again)
-    assert not [a for step in actions[-4:] for a in step if isinstance(a, StartTrial)]
+    # Groups that are there wait; with a larger bound and little room until now, others are not drawn beside them.
+    settings = settings_of(**base, max_running=9)
+    for each in (settings, settings_of(**base, max_running=2, max_staleness=3)):
+        _, actions = drive(each, *TWO_STEPS, *again[:2], CapacityChanged(max_running=9), *again[2:])
+        assert not [a for step in actions[-5:] for a in step if isinstance(a, StartTrial)]
     _, actions = drive(settings, *TWO_STEPS, *again, StepTrained(version=2), WeightsApplied(version=2))
     started = [a for a in actions[-1] if isinstance(a, StartTrial)]
     assert started and {a.policy_version for a in started} == {2}
