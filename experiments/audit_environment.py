@@ -192,6 +192,7 @@ def main(config: Config) -> dict[str, Any]:
         machine.fleet.close()
         during = remains(machine.scratch, known=("trials/fleet.log",))
     after = left_after(before, during, remains(run_folder()))
+    kernel.leave_orphans()
     told = {"left": {"before": before._asdict(), "after": after._asdict()}, "stopped": stopped}
     report = {**about, "concurrency": config.concurrency, **tally.report(seconds=seconds), **told}
     return finished(report, config, folder)

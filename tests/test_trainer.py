@@ -221,7 +221,7 @@ def test_rows_of_unequal_fields_are_refused():
 
 
 RANK = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from functools import partial
 sys.path.insert(0, {root!r})
 from tests.test_trainer import RULES, gradient_of, some_rows, trainer
@@ -240,7 +240,9 @@ metrics = made.step(some_rows(), version=0)
 told["step"] = (metrics.trained_tokens, metrics.loss, metrics.grad_norm, metrics.mismatch, metrics.entropy)
 told["weights"] = torch.cat([p.detach().flatten() for p in made.model.parameters()])
 torch.save(told, out + str(rank))
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # torch's own threads may abort the interpreter's end
 """
 
 

@@ -86,6 +86,12 @@ def adopt_orphans() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def leave_orphans() -> None:
+    """Let orphans fall to whoever had them before `adopt_orphans`."""
+    if hasattr(_libc, "prctl"):
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
 def hide_memory() -> None:
     """Forbid processes of the same user to read this one's memory, environment and descriptors."""
     if hasattr(_libc, "prctl"):

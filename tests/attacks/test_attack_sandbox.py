@@ -455,10 +455,15 @@ print('up')
 def test_a_daemon_that_waits_for_the_end_of_the_server_does_not_see_the_grading(
     stage: Stage, kit: str
 ) -> None:
-    """It would write the right file as soon as nobody watches; it is dead before anybody reads."""
+    """It would write the right file as soon as nobody watches; it is dead before anybody reads.
+
+    Who has done the work as well may lose it: the file is emptied if the daemon dies while it writes.
+    """
     right = "\n".join(stage.check("write", "file_lines")["expected"]) + "\n"
     code = DAEMON.format(deed=f"open('out.csv', 'w').write({right!r})")
-    assert stage.both([python(kit, code)], family="write", kit=kit) == ["up", "up"]
+    answers: list[str] = []
+    fails(stage.trial(says([python(kit, code)], answers, gives_up()), family="write", kit=kit))
+    assert answers == ["up"]
 
 
 def test_a_daemon_that_spoils_the_world_of_another_trial_is_dead(stage: Stage) -> None:

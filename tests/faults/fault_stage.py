@@ -24,7 +24,7 @@ from core.outcome import Outcome
 from system.fleet import FleetError
 from system.fleet.local import LocalFleet, warm_up
 from system.harness.chat import Chat
-from system.sandbox import reap
+from system.sandbox import kernel, reap
 from system.verify import JudgeClient, JudgeSettings
 from system.verify.judge_service import JudgeService
 from system.world.assignment import draw_assignment
@@ -143,6 +143,7 @@ class Stage:
 
     def __exit__(self, *exception: object) -> None:
         self._close.close()
+        kernel.leave_orphans()
 
     @property
     def plain(self) -> dict[str, Any]:
