@@ -135,7 +135,7 @@ class Config:
 
     def __post_init__(self) -> None:
         least = {
-            **dict.fromkeys(("seed", "seed_held_out", "max_staleness", "max_retries"), 0),
+            **dict.fromkeys(("seed", "seed_held_out", "max_staleness", "max_retries", "save_every"), 0),
             **dict.fromkeys(("seeds", "steps", "groups", "max_running", "tasks", "tasks_held_out"), 1),
             **dict.fromkeys(("attempts", "worlds", "token_budget", "turn_tokens", "turns", "threads"), 1),
             **dict.fromkeys(("group_size", "context", "context_held_out"), 2),
@@ -311,12 +311,17 @@ class Runs:
         settings = self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks)
         tags, checkpoints = recorder.tags, self.folder / "checkpoints" / f"{name}-{seed}"
         found = self._found(tags, f"{name}/{seed}", checkpoints, settings, recorder)
-        if found and found.resumed.state.finished:
-            return
+        weights = self.folder / "weights" / f"{name}-{seed}"
         if found and found.checkpoint:
             trainer.load(found.checkpoint.folder, version=found.version)
+        if found and _is_done(found, recorder):
+            if arm and found.checkpoint:  # it may have been killed before these were written whole
+                trainer.save(weights)
+            return
         entries = 1 + len(found.entries) if found else 0
         journal = Journal(self.folder / "events.jsonl", tags=tags, settings=settings, written=entries)
+        for event, actions in found.unheard if found else ():
+            journal.write(event, actions)
         loop = Loop(
             settings,
             crew=Crew(fleet=self.machine.fleet, engine=self.machine.engine, trainer=trainer),
@@ -331,7 +336,7 @@ class Runs:
         try:
             reason = loop.run()
             if arm:
-                trainer.save(self.folder / "weights" / f"{name}-{seed}")
+                trainer.save(weights)
         finally:
             journal.close()
         if reason != "all steps trained":
@@ -357,13 +362,13 @@ class Runs:
         found = find_run(self.folder, checkpoints, tags=tags, name=name, settings=settings)
         for note in found.notes:
             self.progress.note(note)
-        done = found.resumed.state.finished
-        if not done:
+        if not found.resumed.state.finished:
             recorder.metrics.rewrite(later_than(tags, found.version))
-            self.progress.note(f"{name} goes on from version {found.version}")
         trials = lines_of(self.folder / "trajectories.jsonl", tags)
         valid = ((line, trial_ended("", line).valid) for line in trials)
         recorder.recall(valid, lines_of(self.folder / "metrics.jsonl", tags))
+        if not _is_done(found, recorder):
+            self.progress.note(f"{name} goes on from version {found.version}")
         return found
 
     def _tasks(self, seed: int) -> dict[str, list[Task]]:
@@ -477,6 +482,11 @@ class Runs:
                 "temperature": config.temperature,
             },
         }
+
+
+def _is_done(found: Found, recorder: Recorder) -> bool:
+    """Whether a run came to its end and its last evaluation, which is told after that, was written."""
+    return found.resumed.state.finished and recorder.evaluated is not None
 
 
 def read_tasks(folder: Path | None, *, training: bool = False) -> list[Task]:

@@ -29,7 +29,9 @@ def main(config: Config) -> None:
     path = config.run / "events.jsonl" if config.run.is_dir() else config.run
     if not path.is_file():
         raise ValueError(f"run must be a folder with events.jsonl, got {config.run}")
-    for tags in read_tags(path):
+    if not (runs := read_tags(path)):
+        raise ValueError(f"run must have a journal that holds a run, got {path} without one")
+    for tags in runs:
         name = " ".join(f"{key} {value}" for key, value in tags.items()) or "run"
         try:
             settings, entries = read_journal(path, tags=tags)

@@ -74,7 +74,7 @@ def _fault(folder: Path) -> str:
     """What is wrong with a version; "" if it is whole."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
-        files: dict[str, str] = manifest["files"]
+        files, _, _ = dict(manifest["files"]), manifest["version"], manifest["about"]
         wrong = [name for name, digest in files.items() if _digest(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"

@@ -70,27 +70,42 @@ def read_journal(path: Path, *, tags: dict[str, Any]) -> tuple[Settings, list[En
     entries: list[Entry] = []
     mine = (line for line in read_jsonl(path) if all(line.get(name) == tags[name] for name in tags))
     for number, line in enumerate(mine):
-        if line["n"] != number:
+        if line.get("n") != number:
             raise ValueError(f"journal must hold every event of {tags}, got none numbered {number} in {path}")
-        if "settings" in line:
-            fields: dict[str, Any] = line["settings"]
-            fields["evaluate_at"] = tuple(fields["evaluate_at"])
-            settings = Settings(**fields)
-        else:
-            fields = dict(line["event"])
-            event = kinds[fields.pop("type")](**fields)
-            entries.append(Entry(event, line["actions"], line["seconds"]))
+        try:
+            if "settings" in line:
+                fields: dict[str, Any] = line["settings"]
+                fields["evaluate_at"] = tuple(fields["evaluate_at"])
+                settings = Settings(**fields)
+            else:
+                fields = dict(line["event"])
+                event = kinds[fields.pop("type")](**fields)
+                entries.append(Entry(event, line["actions"], line["seconds"]))
+        except (KeyError, TypeError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"line {number} of {tags} must be an event with its actions, got {told} in {path}"
+            ) from None
     if settings is None:
         raise ValueError(f"journal must hold the settings of {tags}, got {path} without them")
     return settings, entries
 
 
 def read_tags(path: Path) -> list[dict[str, Any]]:
-    """The tags of every run in a file, in the order in which they began."""
-    own = ("n", "seconds", "settings")
-    return [
-        {k: v for k, v in line.items() if k not in own} for line in read_jsonl(path) if "settings" in line
-    ]
+    """The tags of every run in a file, in the order in which they began.
+
+    Raises:
+        ValueError: a line is of a run whose first line, that with its settings, is not there.
+    """
+    own = ("n", "seconds", "settings", "event", "actions")
+    found: list[dict[str, Any]] = []
+    for line in read_jsonl(path):
+        tags = {k: v for k, v in line.items() if k not in own}
+        if tags not in found:
+            if "settings" not in line:
+                raise ValueError(f"journal must hold the settings of {tags}, got {path} without them")
+            found.append(tags)
+    return found
 
 
 class Difference(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.schedule import Reopened, Settings, State, trial_id
+from core.schedule import Action, Event, Reopened, Saved, Settings, State, react, trial_id
 from system.checkpoint import Checkpoint, last_checkpoint
 from system.journal import Entry, read_journal, replayed
 from system.loop import Resumed, trial_ended
@@ -16,12 +16,17 @@ from system.run import RunError
 
 
 class Found(NamedTuple):
-    """What is left of a run: with what to go on, from which weights, and what is to be said about it."""
+    """What is left of a run: with what to go on, from which weights, and what is to be said about it.
+
+    What had happened unheard is in the state already. It goes into the journal, but what followed from it is not
+    carried out: that was for the run that was killed.
+    """
 
     resumed: Resumed
     checkpoint: Checkpoint | None
     version: int
     entries: list[Entry]
+    unheard: list[tuple[Event, tuple[Action, ...]]]
     notes: list[str]
 
 
@@ -53,26 +58,32 @@ def find_run(
         )
     checkpoint, notes = last_checkpoint(checkpoints)
     version = checkpoint.version if checkpoint else 0
-    if version not in state.saved:
-        on_disk = " or ".join(map(str, state.saved))
-        raise RunError(f"a checkpoint must be of version {on_disk}, got {version} in {checkpoints}")
-    kept = _kept(state)
-    results, unheard = {}, []
+    kept, lines = _kept(state), {}
     for line in lines_of(folder / "trajectories.jsonl", tags):
         trial = line["trial_id"].removeprefix(f"{name}/")
         if trial in kept or trial in state.running:
-            results[trial] = line
-        if trial in state.running:
-            unheard.append(trial_ended(trial, line))
-    events = (*unheard, Reopened(version=version))
+            lines[trial] = line
+    events: list[Event] = [trial_ended(trial, lines[trial]) for trial in lines if trial in state.running]
+    if events:
+        notes.append(f"{len(events)} trials had ended that the journal does not tell of: they count")
+    if state.saving and version == state.trained:
+        events.insert(0, Saved(version=version))
+    unheard = []
+    for event in events:
+        state, actions = react(settings, state, event)
+        unheard.append((event, actions))
+    if version not in state.saved:
+        on_disk = " or ".join(map(str, state.saved))
+        told = "; ".join([f"got {version} in {checkpoints}", *notes])
+        raise RunError(f"a checkpoint must be of version {on_disk}, {told}")
+    kept = _kept(state)
+    results = {trial: lines[trial] for trial in lines if trial in kept}
     if missing := sorted(kept - results.keys()):
         raise RunError(
             f"trajectories.jsonl must hold every trial that is not trained for good, got no {missing[0]}"
         )
-    if unheard:
-        notes.append(f"{len(unheard)} trials had ended that the journal does not tell of: they count")
-    resumed = Resumed(state=state, events=events, results=results, gone=_gone(state))
-    return Found(resumed, checkpoint, version, entries, notes)
+    resumed = Resumed(state=state, events=(Reopened(version=version),), results=results, gone=_gone(state))
+    return Found(resumed, checkpoint, version, entries, unheard, notes)
 
 
 def differing(before: Settings, now: Settings) -> str:

@@ -15,9 +15,23 @@ from typing import Any
 import pytest
 from test_run import ROOT, command, lines
 
-from core.schedule import Reopened, Train
+from core.schedule import (
+    Opened,
+    Reopened,
+    Save,
+    Saved,
+    Settings,
+    StepTrained,
+    SyncWeights,
+    Train,
+    WeightsApplied,
+    begin,
+    react,
+)
 from system.checkpoint import last_checkpoint, write_checkpoint
 from system.journal import Journal, read_journal, read_tags, replayed
+from system.loop import trial_ended
+from system.record.metrics import JsonLines
 from system.resume import find_run
 from system.run import RunError
 
@@ -149,6 +163,103 @@ def test_a_folder_without_a_run_cannot_go_on(tmp_path: Path) -> None:
     assert done.returncode == 2 and "out must be the folder of a run to be resumed" in done.stderr
 
 
+# What had happened when the run was killed, and was not in the journal yet
+
+SMALL = Settings(
+    steps=2,
+    batch_groups=1,
+    group_size=2,
+    max_staleness=0,
+    max_running=2,
+    max_retries=0,
+    min_valid=2,
+    tolerance=1e-6,
+    max_zero_variance=0,
+    max_lost=0,
+    order="oldest",
+    in_order_steps=0,
+    late_group="wait",
+    requeue_stale=True,
+    task_count=1,
+    seed=0,
+    save_every=1,
+    evaluate_at=(),
+    evaluation_tasks=0,
+    evaluation_samples=1,
+)
+
+
+def ended(sample: int) -> dict[str, Any]:
+    """The line of a trial."""
+    outcome = {"kind": "solved"}
+    name = f"token_mean/0/train-0-{sample}-0"
+    return {**TAGS, "trial_id": name, "group_id": 0, "outcome": outcome, "reward": float(sample), "rows": []}
+
+
+def killed_after(folder: Path, *events: Any) -> None:
+    """A run whose journal tells of these, and both of whose trials had ended."""
+    journal, state = Journal(folder / "events.jsonl", tags=TAGS, settings=SMALL), begin()
+    for event in events:
+        state, actions = react(SMALL, state, event)
+        journal.write(event, actions)
+    journal.close()
+    with JsonLines(folder / "trajectories.jsonl") as trajectories:
+        for sample in (0, 1):
+            trajectories.write(ended(sample))
+
+
+def begun_and_ended(*samples: int) -> list[Any]:
+    told = [trial_ended(f"train-0-{sample}-0", ended(sample)) for sample in samples]
+    return [Opened(version=0), WeightsApplied(version=0), *told]
+
+
+def test_a_step_that_an_unheard_trial_made_due_is_taken_only_after_the_weights_are_back(
+    tmp_path: Path,
+) -> None:
+    killed_after(tmp_path, *begun_and_ended(0))
+    found = find_run(tmp_path, tmp_path / "none", tags=TAGS, name="token_mean/0", settings=SMALL)
+    ((_, void),) = found.unheard
+    assert [type(action) for action in void] == [Train]
+    assert found.resumed.events == (Reopened(version=0),)
+    state, actions = react(SMALL, found.resumed.state, Reopened(version=0))
+    assert actions == (SyncWeights(version=0),)
+    _, actions = react(SMALL, state, WeightsApplied(version=0))
+    assert actions == void and sorted(found.resumed.results) == ["train-0-0-0", "train-0-1-0"]
+
+
+def test_a_checkpoint_that_was_whole_when_its_run_was_killed_counts(tmp_path: Path) -> None:
+    killed_after(tmp_path, *begun_and_ended(0, 1), StepTrained(version=1))
+    settings, entries = read_journal(tmp_path / "events.jsonl", tags=TAGS)
+    assert any(action["type"] == Save.__name__ for action in entries[-1].actions)
+    write_checkpoint(tmp_path / "versions", 1, save=saved("one"), about={})
+    found = find_run(tmp_path, tmp_path / "versions", tags=TAGS, name="token_mean/0", settings=settings)
+    assert found.version == 1 and [event for event, _ in found.unheard] == [Saved(version=1)]
+    assert found.resumed.state.trained == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"n":0,', '"n":9,', "got none numbered 0"),
+        ('"WeightsApplied"', '"Moved"', "must be an event with its actions, got KeyError: 'Moved'"),
+        ('"steps":2,', "", "missing 1 required keyword-only argument: 'steps'"),
+        ('"settings"', '"event"', "must hold the settings of {'arm': 'token_mean', 'seed': 0}"),
+    ],
+)
+def test_a_damaged_journal_is_told_in_one_line(tmp_path: Path, old: str, new: str, told: str) -> None:
+    killed_after(tmp_path, *begun_and_ended())
+    events = tmp_path / "events.jsonl"
+    events.write_text(events.read_text().replace(old, new, 1))
+    done = replay(tmp_path)
+    assert done.returncode in (1, 2) and told in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_journal_without_a_run_does_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").touch()
+    done = replay(tmp_path)
+    assert done.returncode == 2 and "must have a journal that holds a run" in done.stderr
+
+
 # Checkpoints
 
 
@@ -169,6 +280,13 @@ def test_a_checkpoint_is_whole_or_left_aside(tmp_path: Path) -> None:
     older, damaged = last_checkpoint(tmp_path)
     assert older is not None and older.version == 4
     assert damaged == ["checkpoint version-000006 is left aside: weights is not what was written"]
+
+
+def test_a_manifest_that_says_too_little_is_left_aside(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1, save=saved("one"), about={})
+    (tmp_path / "version-000001" / "manifest.json").write_text('{"files": {}}')
+    newest, damaged = last_checkpoint(tmp_path)
+    assert newest is None and damaged == ["checkpoint version-000001 is left aside: KeyError: 'version'"]
 
 
 def test_a_checkpoint_that_was_being_written_is_not_there(tmp_path: Path) -> None:
