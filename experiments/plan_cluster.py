@@ -8,6 +8,7 @@ from a recorded run with --source.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -103,7 +104,19 @@ class Config:
     seed: int = 0
     """Of the drawing."""
     out: Path = Path("out/plan_cluster")
-    """Where the table, the figure and the numbers go."""
+    """Folder of plan.json, the numbers."""
+
+    def __post_init__(self) -> None:
+        if not self.steps >= 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        for name in ("median_length", "turn_tokens"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        for name in ("mean_context", "sigma", "tool_s", "start_s", "verify_s", "sync_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        if not 0 < self.sampled_share <= 1:
+            raise ValueError(f"sampled_share must lie above 0 and at most at 1, got {self.sampled_share}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +144,8 @@ def main(config: Config) -> None:
         max_staleness=config.max_staleness, batch_groups=config.batch_groups, group_size=config.group_size
     )
     workload = drawn(config)
+    if config.out.exists() and not config.out.is_dir():
+        raise ValueError(f"out must be a folder, got the file {config.out}")
     if nodes < 2:
         raise ValueError(f"nodes must be at least 2, one of each kind, got {nodes}")
     splits = []
@@ -163,7 +178,11 @@ def main(config: Config) -> None:
 def drawn(config: Config) -> Workload:
     """The trials of the run."""
     if config.source:
-        return Recorded.read(config.source, seed=config.seed)
+        try:
+            return Recorded.read(config.source, seed=config.seed)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"source must hold recorded trials, got {config.source}: {told}") from None
     return LognormalWorkload(
         median=config.median_length,
         sigma=config.sigma,

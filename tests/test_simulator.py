@@ -140,6 +140,40 @@ def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, float], told: st
         Cluster(**changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--steps", "0"], "steps must be at least 1, got 0"),
+        (["--turn-tokens", "0"], "turn_tokens must be positive and finite, got 0.0"),
+        (["--sigma", "nan"], "sigma must be finite and not negative, got nan"),
+        (["--sync-s", "inf"], "sync_s must be finite and not negative, got inf"),
+        (["--sampled-share", "2"], "sampled_share must lie above 0 and at most at 1, got 2.0"),
+        (["--source", "{file}"], "source must hold recorded trials, got {file}: KeyError: 'outcome'"),
+        (["--out", "{file}"], "out must be a folder, got the file {file}"),
+    ],
+)
+def test_a_plan_refuses_bad_options_in_one_line(tmp_path: Path, options: list[str], told: str):
+    file = tmp_path / "a.jsonl"
+    file.write_text("{}\n")
+    script = [sys.executable, str(ROOT / "experiments" / "plan_cluster.py"), "--out", str(tmp_path)]
+    words = [word.format(file=file) for word in options]
+    done = subprocess.run([*script, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and told.format(file=file) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_torn_last_line_of_recorded_trials_is_left_out(tmp_path: Path):
+    record = {
+        "outcome": {"kind": "solved"},
+        "task": "b2f1",
+        "rows": [{"token_ids": [1, 2, 3]}],
+        "turns": [{"start": 1, "end": 3}],
+    }
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n" + json.dumps(record)[:20])
+    plan = Recorded.read(tmp_path / "a.jsonl").trial(task=0, group=0, sample=0, attempt=0)
+    assert plan == TrialPlan(1, (Turn(2, 0, 0.0),), None)
+
+
 def test_the_plan_of_the_articles_cluster_derives_its_figures(tmp_path: Path):
     """1,024 admitted, 300 that can run on its twelve nodes; the second from an assumed mean context of 70,000."""
     script = [

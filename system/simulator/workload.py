@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from system.record.metrics import read_jsonl
+
 
 class Turn(NamedTuple):
     """A completion and what follows it: `Turn(tokens=600, observed=1500, tool_s=2.0)`."""
@@ -101,9 +103,12 @@ class Recorded:
     @classmethod
     def of(cls, lines: Iterable[str], *, seed: int = 0) -> Recorded:
         """From the lines of a `trajectories.jsonl`."""
+        return cls._of((json.loads(line) for line in lines), seed=seed)
+
+    @classmethod
+    def _of(cls, records: Iterable[dict[str, Any]], *, seed: int) -> Recorded:
         trials: dict[str, list[TrialPlan]] = defaultdict(list)
-        for line in lines:
-            record = json.loads(line)
+        for record in records:
             if plan := plan_of(record):
                 trials[record["task"]].append(plan)
         return cls(list(trials.values()), seed=seed)
@@ -111,8 +116,7 @@ class Recorded:
     @classmethod
     def read(cls, path: Path, *, seed: int = 0) -> Recorded:
         """From a `trajectories.jsonl`."""
-        with path.open() as file:
-            return cls.of(file, seed=seed)
+        return cls._of(read_jsonl(path), seed=seed)
 
     def trial(self, *, task: int, group: int, sample: int, attempt: int) -> TrialPlan:
         plans = self._trials[task % len(self._trials)]
