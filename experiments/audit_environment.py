@@ -120,6 +120,10 @@ class Config:
         for name in ("tasks", "attempts", "concurrency", "turn_tokens", "turns", "threads"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("context", "result_characters"):
+            value = getattr(self, name)
+            if value is not None and not value >= 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         for name in (
             "start_s",
             "deadline_s",

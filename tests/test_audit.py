@@ -202,6 +202,8 @@ def mounts(folder: Path) -> list[str]:
         ({"data": ROOT}, "data must be a folder of Harbor task directories, got .* without a "),
         ({"max_system_error": 2.0}, "max_system_error must lie between 0 and 1, got 2"),
         ({"concurrency": 0}, "concurrency must be at least 1, got 0"),
+        ({"context": -1}, "context must be at least 1, got -1"),
+        ({"result_characters": 0}, "result_characters must be at least 1, got 0"),
         ({"deadline_s": 0.0}, "deadline_s must be positive and finite, got 0"),
         ({"engine_socket": Path("s")}, "engine_socket must be left out for the expert, got s"),
         ({"judge_endpoint": "http://h/v1"}, "judge_model must be given for a judge"),
