@@ -12,7 +12,7 @@ from .cluster import Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """GPUs and a model on them. Example: `PRESETS["397b"].hardware`.
+    """GPUs and a model on them. `experiments/plan_cluster.py` has two.
 
     An engine is `tensor_parallel` GPUs. A decode step reads the weights once and the keys and values of every request
     in its batch; what it computes is small beside that. A trained token costs `6 * active_parameters` operations,
