@@ -31,13 +31,13 @@ from system.journal import Journal, read_tags
 from system.loop import AdvantageFunction, Crew, Loop, trial_ended
 from system.model import config_from_huggingface
 from system.policy import POLICY_FILES, token_count
-from system.record.metrics import JsonLines, commit_hash, write_json
+from system.record.metrics import JsonLines, commit_hash, lines_of, write_json
 from system.record.progress import Progress
 from system.record.recorder import Recorder
 from system.record.report import token_pieces, write_report
 from system.record.summary import arm_summary, comparisons
 from system.record.table import print_summary
-from system.resume import Found, find_run, later_than, lines_of
+from system.resume import Found, find_run, later_than
 from system.run import Machinery, RunError, machinery
 from system.sandbox import choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess

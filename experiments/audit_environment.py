@@ -28,11 +28,11 @@ from rich.progress import Progress as Bar
 from core.counter import counter_hash
 from system.engine import EngineError, OtherEngine
 from system.engine.scripted import ScriptedEngine
-from system.fleet import FleetError
+from system.fleet import FleetError, kit_of
 from system.harness.chat import Chat
 from system.record.audit import Tally, faults, machine_name, page, print_audit
 from system.record.metrics import JsonLines, commit_hash, write_json
-from system.run import Machinery, kit_of, machinery, machinery_with, run_folder
+from system.run import Machinery, machinery, machinery_with, run_folder
 from system.sandbox import choose_sandbox, kernel
 from system.sandbox.remains import Remains, remains
 from system.verify.judge import JudgeClient
@@ -172,7 +172,7 @@ def main(config: Config) -> dict[str, Any]:
     Chat(config.policy_folder)  # refuses a folder that is no policy
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
-    modal_settings(config.sandbox, config.modal)
+    modal = modal_settings(config.sandbox, config.modal)
     judge = judge_client(config.judge_endpoint, config.judge_model, config.judge_keys)
     claim(folder)
     typed = shlex.join(["python", "experiments/audit_environment.py", *sys.argv[1:]])
@@ -187,9 +187,9 @@ def main(config: Config) -> dict[str, Any]:
         shown = stack.enter_context(Shown(len(given)))
         shown.note(f"audit folder {folder}")
         trajectories = stack.enter_context(JsonLines(folder / "trajectories.jsonl"))
-        machine = stack.enter_context(started(config, given, folder))
+        machine = stack.enter_context(started(config, given, folder, modal))
         shown.note(machine.sandbox_line)
-        spec = partial(spec_of, config, machine, served(judge, machine, config.concurrency, stack))
+        spec = partial(spec_of, config, machine, served(judge, machine, config.concurrency, stack), modal)
         begun = time.monotonic()
         stopped = play(machine, given, config.concurrency, spec, tally, trajectories, shown)
         seconds = time.monotonic() - begun
@@ -267,14 +267,16 @@ def name_of(given: Given) -> str:
 
 
 @contextmanager
-def started(config: Config, given: Sequence[Given], folder: Path) -> Iterator[Machinery]:
+def started(
+    config: Config, given: Sequence[Given], folder: Path, modal: dict[str, Any] | None
+) -> Iterator[Machinery]:
     """The fleet, warm for the tools of these tasks, and the engine of the agent."""
     toolsets = {config.toolset or one.task.toolset for one in given if one.task}
     around: dict[str, Any] = {
         "policy": config.policy_folder,
         "sandbox": config.sandbox,
         "kits": sorted({kit_of(config.harness, toolset) for toolset in toolsets} or {"brief"}),
-        "modal": modal_settings(config.sandbox, config.modal),
+        "modal": modal,
     }
     if config.by_expert:
         chat = Chat(config.policy_folder)
@@ -305,7 +307,9 @@ def served(judge: JudgeClient | None, machine: Machinery, side_by_side: int, sta
     return str(path)
 
 
-def spec_of(config: Config, machine: Machinery, judge_socket: str, given: Given) -> dict[str, Any]:
+def spec_of(
+    config: Config, machine: Machinery, judge_socket: str, modal: dict[str, Any] | None, given: Given
+) -> dict[str, Any]:
     """What the fleet needs for a trial; its sampling depends on its place among all trials alone."""
     steps = given.task.steps if given.task else ()
     agent_s = config.deadline_s or sum(step.agent_timeout_s for step in steps) or 60.0
@@ -316,7 +320,7 @@ def spec_of(config: Config, machine: Machinery, judge_socket: str, given: Given)
         "policy": str(config.policy_folder.resolve()),
         "engine_socket": str(machine.engine_socket),
         "sandbox": machine.sandbox,
-        **({"modal": modal} if (modal := modal_settings(config.sandbox, config.modal)) else {}),
+        **({"modal": modal} if modal else {}),
         "sandbox_limits": {"start_s": config.start_s, "stop_s": config.stop_s},
         "scratch": str(machine.scratch / "trials"),
         "seed": counter_hash(config.seed, given.index),

@@ -232,9 +232,7 @@ def tried(
     skip = config.steps // 3
     mean = fmean(n for step in record.steps for n in step.lengths)
     report = report_of(record, mean_length=mean, skip=skip)
-    fresh = sum(sum(step.ages.values()) - step.masked for step in record.steps[skip:]) / (
-        len(record.steps) - skip
-    )
+    trained = fmean(sum(step.ages.values()) for step in record.steps[skip:])
     return Split(
         inference_nodes=inference,
         training_nodes=training,
@@ -243,7 +241,7 @@ def tried(
         trainer_idle=report.trainer_idle,
         sampling_share=report.running / running,
         mean_age=report.mean_age,
-        fresh_tokens_per_hour=fresh * report.steps_per_hour,
+        fresh_tokens_per_hour=trained * report.steps_per_hour,
         step_cost=(inference + training) * hardware.node_hour / report.steps_per_hour,
     )
 

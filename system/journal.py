@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from core.schedule import Event, Settings, State, begin, react
-from system.record.metrics import JsonLines, read_jsonl
+from system.record.metrics import JsonLines, lines_of, read_jsonl
 
 
 def record_of(value: Any) -> dict[str, Any]:
@@ -68,8 +68,7 @@ def read_journal(path: Path, *, tags: dict[str, Any]) -> tuple[Settings, list[En
     kinds = {kind.__name__: kind for kind in get_args(Event)}
     settings: Settings | None = None
     entries: list[Entry] = []
-    mine = (line for line in read_jsonl(path) if all(line.get(name) == tags[name] for name in tags))
-    for number, line in enumerate(mine):
+    for number, line in enumerate(lines_of(path, tags)):
         if line.get("n") != number:
             raise ValueError(f"journal must hold every event of {tags}, got none numbered {number} in {path}")
         try:

@@ -83,7 +83,7 @@ class Resumed:
 
     Args:
         state: after the last event that was written.
-        events: what to tell the schedule first: trials that had ended unheard, and that the run is reopened.
+        events: what to tell the schedule first: that the run is reopened.
         results: of the trials that are trained from now on, by trial id.
         gone: groups whose trials need no keeping.
     """
@@ -135,7 +135,6 @@ class Loop:
         self.training: Train | None = None
         self.trainer_free_since = time.monotonic()
         self.idle_s = 0.0
-        self.applied: int | None = None
         self.reason = ""
 
     def run(self) -> str:
@@ -216,9 +215,8 @@ class Loop:
 
     def _sync(self, version: int) -> None:
         if self.crew.trainer is not None:
-            first = self.applied is None
+            first = self.state.applied is None
             self.crew.engine.update_weights(version, self.crew.trainer.weights_path, reset_kv=first)
-            self.applied = version
         self.pending.append(WeightsApplied(version=version))
 
     def _forget(self, group_id: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from core.schedule import Action, Event, Reopened, Saved, Settings, State, react
 from system.checkpoint import Checkpoint, last_checkpoint
 from system.journal import Entry, read_journal, replayed
 from system.loop import Resumed, trial_ended
-from system.record.metrics import read_jsonl
+from system.record.metrics import is_of, lines_of
 from system.run import RunError
 
 
@@ -107,17 +107,11 @@ def _gone(state: State) -> frozenset[int]:
     return frozenset(set(range(state.next_group)) - state.groups.keys() - batches)
 
 
-def lines_of(path: Path, tags: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of one run in a file that several share."""
-    if path.exists():
-        yield from (line for line in read_jsonl(path) if all(line.get(tag) == tags[tag] for tag in tags))
-
-
 def later_than(tags: dict[str, Any], version: int) -> Callable[[dict[str, Any]], bool]:
     """Which lines of metrics.jsonl are of later versions of a run: those steps are taken again, and told again."""
 
     def later(line: dict[str, Any]) -> bool:
         told = line.get("step", line.get("version", 0))
-        return all(line.get(tag) == tags[tag] for tag in tags) and told > version
+        return is_of(line, tags) and told > version
 
     return later

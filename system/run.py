@@ -117,11 +117,6 @@ def machinery_with(
             raise
 
 
-def kit_of(harness: str, toolset: str) -> str:
-    """Which tools these are, as the parent of the trials names them."""
-    return "code" if harness == "code" else toolset
-
-
 def run_folder() -> Path:
     """Where a run of this process keeps what goes with it."""
     return Path(tempfile.gettempdir()) / f"bartleby-{os.getuid()}" / f"run-{os.getpid()}"

@@ -111,7 +111,7 @@ class Train:
     """Take one optimizer step from `version` on these trials; the answer is StepTrained(version + 1).
 
     Args:
-        group_ids: the groups of the batch, that with the oldest token first.
+        group_ids: the groups of the batch, in the order in which `Settings.order` takes them.
         trial_ids: their valid trials, group by group; a group may have fewer than planned.
         min_version: tokens that were sampled from an older one are left out of the loss.
     """

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["Fleet", "FleetError", "lifetime_s"]
+__all__ = ["Fleet", "FleetError", "kit_of", "lifetime_s"]
 
 
 class FleetError(Exception):
     """The fleet itself, not one of its trials, cannot go on."""
+
+
+def kit_of(harness: str, toolset: str) -> str:
+    """Which tools these are, as the parent of the trials names them."""
+    return "code" if harness == "code" else toolset
 
 
 def lifetime_s(spec: dict[str, Any]) -> float:

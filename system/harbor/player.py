@@ -19,10 +19,12 @@ from typing import Any, NoReturn, cast
 import anyio
 
 from system.engine import EngineClient
+from system.fleet import kit_of
 from system.fleet.office import load
 from system.harness.serving import expected_tools, serving
 from system.sandbox import Sandbox, SandboxError, View
 from system.sandbox.bubblewrap import BubblewrapSandbox
+from system.sandbox.server_process import Connectable
 from system.trial import TrialError, agent_for, episode_record, load_chat, work
 
 LARGEST = 256 << 20
@@ -48,7 +50,7 @@ class Player:
     def start(self) -> None:
         """Thaw the sandbox and fork the agent."""
         spec = self._spec
-        _loaded("code" if spec["harness"] == "code" else spec["toolset"])
+        _loaded(kit_of(spec["harness"], spec["toolset"]))
         load_chat(spec["policy"])
         characters, longest_s = spec["limits"]["result_characters"], spec["tool_timeout_s"]
         serve = serving(
@@ -122,7 +124,7 @@ class Player:
 _loaded = cache(load)
 
 
-class _Borrowed:
+class _Borrowed(Connectable):
     """The keeper's sandbox as its agent sees it; everything but the first stream is asked for."""
 
     kind = "bubblewrap"
@@ -130,12 +132,6 @@ class _Borrowed:
     def __init__(self, stream: socket.socket, asks: socket.socket, root: Path) -> None:
         self._stream: socket.socket | None = stream
         self._asks, self.root = asks, root
-
-    def connect(self) -> socket.socket:
-        if self._stream is None:
-            raise SandboxError("connect", "the stream was taken before")
-        stream, self._stream = self._stream, None
-        return stream
 
     def died(self) -> str | None:
         return self._ask(b"d")

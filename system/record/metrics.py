@@ -90,6 +90,16 @@ def read_jsonl(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
             yield record
 
 
+def is_of(line: Mapping[str, Any], tags: Mapping[str, Any]) -> bool:
+    """Whether a line of a file that several runs share is of the run with these tags."""
+    return all(line.get(name) == value for name, value in tags.items())
+
+
+def lines_of(path: Path, tags: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of one run, in order."""
+    return (line for line in read_jsonl(path) if is_of(line, tags))
+
+
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes one JSON value whole: a reader sees the old file or the new one, never a part."""
     path = Path(path)

@@ -26,7 +26,7 @@ _HOLDER = ("/bin/sh", "-c", "echo; while read order; do kill -9 -1; echo; done")
 to kill everything else in the place, all at once; it is answered by a line."""
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(server_process.Connectable):
     """No network, no host files but the system and the interpreter, an overlay on the world, one kill.
 
     bwrap starts a shell that waits; the server is a fork of this process that joins the shell's namespaces,
@@ -168,13 +168,6 @@ class BubblewrapSandbox:
                 os.close(fd)
         if not server_process.is_up(self._stream, deadline):
             raise SandboxError("start", self.died() or "the tool server was not ready in time")
-
-    def connect(self) -> socket.socket:
-        """The stream to the tool server; can be taken once."""
-        if self._stream is None:
-            raise SandboxError("connect", "the stream was taken before")
-        stream, self._stream = self._stream, None
-        return stream
 
     def died(self) -> str | None:
         """Why the tool server is no longer alive, in one line, or None while it is."""

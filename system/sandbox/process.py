@@ -15,7 +15,7 @@ from . import Limits, SandboxError, Serve, kernel, scratch, server_process
 from .frozen import DEEPEST, FrozenWorld
 
 
-class ProcessSandbox:
+class ProcessSandbox(server_process.Connectable):
     """Tools over a copy of the world, as this user, with network: for machines without bubblewrap."""
 
     kind = "process"
@@ -65,13 +65,6 @@ class ProcessSandbox:
             there.close()
         if not server_process.is_up(self._stream, deadline):
             raise SandboxError("start", self.died() or "the tool server was not ready in time")
-
-    def connect(self) -> socket.socket:
-        """The stream to the tool server; can be taken once."""
-        if self._stream is None:
-            raise SandboxError("connect", "the stream was taken before")
-        stream, self._stream = self._stream, None
-        return stream
 
     def died(self) -> str | None:
         """Why the tool server is no longer alive, in one line, or None while it is."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from . import Limits, Serve, kernel
+from . import Limits, SandboxError, Serve, kernel
 
 INSIDE = {
     "PATH": "/usr/bin:/bin",
@@ -46,6 +46,19 @@ class Place:
     "Joins the sandbox; called first, while the inherited descriptors are still open."
     log: Path
     "Where stdout and stderr go, as seen outside."
+
+
+class Connectable:
+    """What has a stream to a tool server, for one taker."""
+
+    _stream: socket.socket | None
+
+    def connect(self) -> socket.socket:
+        """The stream to the tool server; can be taken once."""
+        if self._stream is None:
+            raise SandboxError("connect", "the stream was taken before")
+        stream, self._stream = self._stream, None
+        return stream
 
 
 def become_server(serve: Serve, stream: int, place: Place, limits: Limits) -> NoReturn:
