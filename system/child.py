@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 
 class ChildDied(Exception):
@@ -22,7 +22,7 @@ def in_a_child(work: Callable[[], Any]) -> Any:
     out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_child(work, into)
+        tell(work, into)
     os.close(into)
     try:
         with open(out, "rb") as pipe:
@@ -36,13 +36,15 @@ def in_a_child(work: Callable[[], Any]) -> Any:
     return result["value"]
 
 
-def _become_child(work: Callable[[], Any], into: int) -> None:
+def tell(work: Callable[[], Any], into: int, *, longest: int = 2000) -> NoReturn:
+    """The end of a fork: writes {"value"} as JSON, or {"fault"}, what was raised, in one line of so many characters."""
     try:
         try:
             result = {"value": work()}
         except Exception as error:  # noqa: BLE001 - the last frame of a fork: it goes to the parent as a line
-            result = {"fault": " ".join(f"{type(error).__name__}: {error}".split())[:2000]}
-        with open(into, "wb") as pipe:
-            pipe.write(json.dumps(result).encode())
+            result = {"fault": " ".join(f"{type(error).__name__}: {error}".split())[:longest]}
+        said = json.dumps(result).encode()
+        while said:
+            said = said[os.write(into, said) :]
     finally:
         os._exit(0)

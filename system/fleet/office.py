@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ import anyio
 import jinja2  # noqa: F401 - loaded here for the trials
 import tokenizers  # noqa: F401 - loaded here for the trials
 
+from system.child import ChildDied, in_a_child
 from system.sandbox import bubblewrap, process  # noqa: F401 - loaded here for the trials
 from system.sandbox.serve import open_client, serve_server
 from system.tools import code_agent
@@ -44,19 +44,17 @@ def calls_of(kit: str, world: Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _write_world(world: Path) -> None:
     """In a child: the libraries that make office files are not needed later."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            from system.world.company import make_company
-            from system.world.office import write_world
 
-            write_world(make_company(0, split="train"), world)
-            status = 0
-        finally:
-            os._exit(status)
-    if os.waitpid(pid, 0)[1] != 0:
-        raise RuntimeError("the world for the warm-up could not be written")
+    def write() -> None:
+        from system.world.company import make_company
+        from system.world.office import write_world
+
+        write_world(make_company(0, split="train"), world)
+
+    try:
+        in_a_child(write)
+    except ChildDied as error:
+        raise RuntimeError(f"the world for the warm-up could not be written: {error}") from None
 
 
 async def _use(world: Path, tools: dict[str, Tool], calls: list[tuple[str, dict[str, Any]]]) -> None:

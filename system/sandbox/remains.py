@@ -7,6 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+from .scratch import mounts_below
+
 
 class Remains(NamedTuple):
     """A line for each thing: `Remains(("812 bwrap --unshare-user",), (), ("trials/trial-812-0a1b2c3d",))`."""
@@ -31,7 +33,8 @@ def remains(folder: Path, *, known: Collection[str] = ()) -> Remains:
         folder: of a run; need not exist.
         known: names in it that belong there, as paths relative to it.
     """
-    return Remains(_descendants(), _mounts(folder), _files(folder, known))
+    mounts = tuple(os.fspath(place) for place in mounts_below(folder.resolve()))
+    return Remains(_descendants(), mounts, _files(folder, known))
 
 
 def _descendants() -> tuple[str, ...]:
@@ -61,16 +64,6 @@ def _command(pid: int) -> str:
     except OSError:
         return "(gone)"
     return " ".join(words).strip()[:200]
-
-
-def _mounts(folder: Path) -> tuple[str, ...]:
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return ()
-    points = [line.split()[4].encode().decode("unicode_escape") for line in lines]
-    inside = f"{folder.resolve()}/"
-    return tuple(point for point in points if f"{point}/".startswith(inside))
 
 
 def _files(folder: Path, known: Collection[str]) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ def reap(root: Path) -> list[str]:
             continue
         try:
             _kill_inside(folder)
-            for mounted in _mounts_below(folder):
+            for mounted in sorted(mounts_below(folder), reverse=True):
                 kernel.unmount(mounted)
             remove_folder(folder)
         except FileNotFoundError:  # another reaper is at it
@@ -190,13 +190,14 @@ def _kill_inside(folder: Path) -> None:
                 continue
 
 
-def _mounts_below(folder: Path) -> list[Path]:
+def mounts_below(folder: Path) -> list[Path]:
+    """Where something is mounted on a folder or in it, as this process sees it."""
     try:
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return []
     points = [Path(line.split()[4].encode().decode("unicode_escape")) for line in lines]
-    return sorted((p for p in points if p == folder or folder in p.parents), reverse=True)
+    return [p for p in points if p == folder or folder in p.parents]
 
 
 def _remove_tree(folder: Path) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from system.child import tell
+
 _CHUNK = 1 << 16
 
 
@@ -37,7 +39,7 @@ def bounded(work: Callable[[], Any], *, seconds: float, memory_bytes: int, resul
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
-        _become_child(work, into, seconds, memory_bytes)
+        tell(lambda: _confined(work, seconds, memory_bytes), into, longest=200)
     os.close(into)
     try:
         deadline = time.monotonic() + seconds
@@ -69,29 +71,20 @@ def _read(out: int, deadline: float, most: int) -> tuple[bytes, bool]:
     return bytes(said), False
 
 
-def _become_child(work: Callable[[], Any], into: int, seconds: float, memory_bytes: int) -> None:
-    """Never returns. Silent: what a library prints or warns about somebody's file is nobody's business."""
-    try:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for standard in (0, 1, 2):
-            os.dup2(nothing, standard)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        faulthandler.disable()
-        warnings.simplefilter("ignore")
-        used = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
-        _limit(resource.RLIMIT_CPU, used + int(seconds) + 1)
-        _limit(resource.RLIMIT_AS, _address_space() + memory_bytes)
-        _limit(resource.RLIMIT_FSIZE, 0)
-        _limit(resource.RLIMIT_CORE, 0)
-        try:
-            result = {"value": work()}
-        except Exception as error:  # noqa: BLE001 - damage takes any form; it goes to the parent as a line
-            result = {"fault": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-        said = json.dumps(result).encode()
-        while said:
-            said = said[os.write(into, said) :]
-    finally:
-        os._exit(0)
+def _confined(work: Callable[[], Any], seconds: float, memory_bytes: int) -> Any:
+    """Silent: what a library prints or warns about somebody's file is nobody's business."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.disable()
+    warnings.simplefilter("ignore")
+    used = int(resource.getrusage(resource.RUSAGE_SELF).ru_utime)
+    _limit(resource.RLIMIT_CPU, used + int(seconds) + 1)
+    _limit(resource.RLIMIT_AS, _address_space() + memory_bytes)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    return work()
 
 
 def _limit(which: int, value: int) -> None:
