@@ -51,8 +51,7 @@ def report_of(record: Record, *, mean_length: float, first: int = 5, skip: int =
     sync = record.sync_s * len(steps[skip:]) / len(steps)
     trained = {a: sum(s.ages.get(a, 0.0) for s in steps) for a in {a for s in steps for a in s.ages}}
     total, masked = sum(trained.values()), sum(s.masked for s in steps)
-    late = sum(n for age, n in trained.items() if age > bound) - masked
-    fresh = {age: n for age, n in trained.items() if not masked or age <= bound}
+    late = sum(n for age, n in trained.items() if age > bound)
     lengths = [n for s in steps for n in s.lengths]
     early = [n for s in steps[:first] for n in s.lengths]
     return Report(
@@ -61,10 +60,10 @@ def report_of(record: Record, *, mean_length: float, first: int = 5, skip: int =
         steps_per_hour=3600 * len(steps[skip:]) / seconds if seconds else math.inf,
         trainer_idle=max(0.0, 1 - (busy + sync) / seconds) if seconds else 0.0,
         engine_idle=1 - record.engine_busy_s / record.seconds if record.seconds else 0.0,
-        stale_share=max(0.0, late) / max(total - masked, 1e-9),
-        masked_share=masked / max(total, 1e-9),
+        stale_share=late / max(total, 1e-9),
+        masked_share=masked / max(total + masked, 1e-9),
         wasted_share=record.wasted / max(record.sampled, 1e-9),
-        mean_age=sum(a * n for a, n in fresh.items()) / max(sum(fresh.values()), 1e-9),
+        mean_age=sum(age * n for age, n in trained.items()) / max(total, 1e-9),
         length=fmean(lengths) / mean_length,
         first_length=fmean(early) / mean_length,
         running=record.running_s / record.seconds if record.seconds else 0.0,

@@ -51,9 +51,9 @@ class StepRecord:
     lengths: list[int]
     "Tokens of each trained trajectory."
     ages: dict[int, float]
-    "Sampled tokens in its batch by age; those of an age that the step leaves out too."
+    "Trained tokens by age."
     masked: float
-    "Sampled tokens that were left out of the loss."
+    "Sampled tokens of its batch that were left out of the loss."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,11 +182,13 @@ class _Run:
         groups = set(action.group_ids)
         trials = [t for g in groups for t in self.done.pop(g, [])]
         ages: dict[int, float] = {}
-        for trial in trials:
-            for version, tokens in trial.sampled.items():
+        masked = 0.0
+        for version, tokens in (sampled for trial in trials for sampled in trial.sampled.items()):
+            if version < action.min_version:
+                masked += tokens
+            else:
                 age = action.version - version
                 ages[age] = ages.get(age, 0.0) + tokens
-        masked = sum(n for age, n in ages.items() if action.version - age < action.min_version)
         lengths = [t.plan.length for t in trials]
         self.step = StepRecord(
             version=action.version, begun_s=self.now, lengths=lengths, ages=ages, masked=masked
