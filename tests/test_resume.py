@@ -9,18 +9,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_run import ROOT, command, lines
+from test_simulator import SYNCHRONOUS
 
 from core.schedule import (
     Opened,
     Reopened,
     Save,
     Saved,
-    Settings,
     StepTrained,
     SyncWeights,
     Train,
@@ -165,28 +166,7 @@ def test_a_folder_without_a_run_cannot_go_on(tmp_path: Path) -> None:
 
 # What had happened when the run was killed, and was not in the journal yet
 
-SMALL = Settings(
-    steps=2,
-    batch_groups=1,
-    group_size=2,
-    max_staleness=0,
-    max_running=2,
-    max_retries=0,
-    min_valid=2,
-    tolerance=1e-6,
-    max_zero_variance=0,
-    max_lost=0,
-    order="oldest",
-    in_order_steps=0,
-    late_group="wait",
-    requeue_stale=True,
-    task_count=1,
-    seed=0,
-    save_every=1,
-    evaluate_at=(),
-    evaluation_tasks=0,
-    evaluation_samples=1,
-)
+SMALL = replace(SYNCHRONOUS, steps=2, tolerance=1e-6, requeue_stale=True, task_count=1, save_every=1)
 
 
 def ended(sample: int) -> dict[str, Any]:

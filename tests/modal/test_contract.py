@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import has, needs_modal
+from test_sandbox import SECRET, attempts, code, needs_bubblewrap
 
 from system.fleet.local import WARM, LocalFleet
 from system.tools.server import expected_tools
@@ -21,23 +21,8 @@ from system.world.company import make_company
 from system.world.office import write_world
 
 REPOSITORY = Path(__file__).parents[2]
-SECRET = "the answer is 4821"
 
 
-def has(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-needs_bubblewrap = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="bwrap is not installed (apt install bubblewrap)"
-)
-needs_modal = pytest.mark.skipif(
-    not has("modal") or shutil.which("bwrap") is None or shutil.which("nsenter") is None,
-    reason="modal is not installed (pip install -e '.[modal]'), or bwrap or nsenter, which the service here runs",
-)
 MARKS = {"bubblewrap": [needs_bubblewrap], "process": [], "modal": [needs_modal]}
 
 
@@ -100,21 +85,6 @@ def trial(world: Path, service: Any, tmp_path_factory: pytest.TempPathFactory) -
 
         yield run
     del os.environ["BARTLEBY_TEST_SECRET"]
-
-
-def code(text: str) -> list[Any]:
-    """A call of the code tool."""
-    return ["run_code", {"code": text}]
-
-
-def attempts(expressions: list[str]) -> list[Any]:
-    """A call that tries each expression and prints `reached` and the value, or the name of the error."""
-    return code(
-        "import os, socket, pathlib\n"
-        f"for one in {expressions!r}:\n"
-        "    try: print('reached', one, eval(one))\n"
-        "    except BaseException as error: print('refused', type(error).__name__)\n"
-    )
 
 
 SLEEP = code("import time; time.sleep(60)")

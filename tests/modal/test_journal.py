@@ -5,36 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import has, needs_modal
+from test_sandbox import needs_bubblewrap
 
 from system.run import remove, remove_dead_runs
 from system.sandbox import clean_environment, reap, removal, scratch
 
-
-def has(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-needs_bubblewrap = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="bwrap is not installed (apt install bubblewrap)"
-)
-needs_modal = pytest.mark.skipif(
-    not has("modal") or shutil.which("bwrap") is None or shutil.which("nsenter") is None,
-    reason="modal is not installed (pip install -e '.[modal]'), or bwrap or nsenter, which the service here runs",
-)
 LOCAL = ["intent", "confirmed", "removed"]
 REMOTE = ["intent", "intent", "confirmed", "removed", "removed"]
 """The journal's lines, in order: the folder, the container asked for, made, ended, and the folder gone."""

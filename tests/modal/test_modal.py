@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -13,23 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import has, needs_modal
 
 from system.sandbox import SandboxError, choose_sandbox, open_sandbox, removal
 from system.sandbox.modal import ModalSettings, token_fault
 from system.sandbox.probe import answer
 
-
-def has(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-pytestmark = pytest.mark.skipif(
-    not has("modal") or shutil.which("bwrap") is None or shutil.which("nsenter") is None,
-    reason="modal is not installed (pip install -e '.[modal]'), or bwrap or nsenter, which the service here runs",
-)
+pytestmark = needs_modal
 if has("modal"):
     from fake_modal import FakeModal
     from grpclib import Status

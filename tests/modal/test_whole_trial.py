@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import has, needs_modal
 from scripted_engine import Script, ScriptedEngine, plays
 
 from system.fleet.local import WARM, LocalFleet
@@ -20,18 +19,7 @@ from system.world.expert_shell import by_shell
 from system.world.office import write_world
 from system.world.task import write_task
 
-
-def has(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
-
-
-pytestmark = pytest.mark.skipif(
-    not has("modal") or shutil.which("bwrap") is None or shutil.which("nsenter") is None,
-    reason="modal is not installed (pip install -e '.[modal]'), or bwrap or nsenter, which the service here runs",
-)
+pytestmark = needs_modal
 if has("modal"):
     from fake_modal import FakeModal
 
