@@ -40,12 +40,23 @@ class Config:
     judge_side_by_side: int = 8
     """Questions at once."""
 
+    def __post_init__(self) -> None:
+        for name, least in {"repeats": 2, "judge_most": 1, "judge_side_by_side": 1}.items():
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("slow_share", "flood_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie above 0 and not above 1, got {getattr(self, name)}")
+
 
 def main(config: Config) -> dict[str, Any]:
     """Sorts the failures, writes and prints the result."""
     path = config.run / "trajectories.jsonl"
     if not path.is_file():
         raise ValueError(f"run must be a folder with trajectories.jsonl, got {config.run}")
+    out = config.out or config.run
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out must be a folder, got the file {out}")
     judge = judge_client(config.judge_endpoint, config.judge_model, config.judge_keys)
     rules = partial(
         clues_of,
@@ -55,6 +66,8 @@ def main(config: Config) -> dict[str, Any]:
         flood_share=config.flood_share,
     )
     told = sorted_out(read_jsonl(path), rules)
+    if not told["trials"]:
+        raise ValueError(f"run must hold a trial that ended, got none in {path}")
     if judge is not None:
         wanted = set(spread_over_causes(told["failures"], most=config.judge_most))
         lines = {
@@ -63,7 +76,6 @@ def main(config: Config) -> dict[str, Any]:
             if line["trial_id"] in wanted and is_failure(line)
         }
         told = with_opinions(told, lines, judge, side_by_side=config.judge_side_by_side)
-    out = config.out or config.run
     write_json(out / "triage.json", told)
     (out / "triage.md").write_text(page(told, folder=str(config.run)), encoding="utf-8")
     print_triage(told)

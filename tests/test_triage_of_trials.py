@@ -178,6 +178,25 @@ def test_bad_folders_are_refused(tmp_path):
         triage.main(triage.Config(run=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("", "run must hold a trial that ended, got none in"),
+        ('{"trial_id": "a"}\n', "line 1 must be a recorded trial, got one with KeyError: 'outcome'"),
+    ],
+)
+def test_files_that_are_no_record_of_trials_are_refused(tmp_path, lines, told):
+    (tmp_path / "trajectories.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=re.escape(told)):
+        triage.main(triage.Config(run=tmp_path))
+
+
+@pytest.mark.parametrize("options", [{"judge_most": -1}, {"repeats": 1}, {"slow_share": 0.0}])
+def test_bad_options_are_refused(tmp_path, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
+        triage.Config(run=tmp_path, **options)
+
+
 def test_nothing_failed_is_no_error():
     solved = {"trial_id": "s", "outcome": {"kind": "solved"}, "reward": 1.0}
     told = sorted_out([solved], lambda _: [])

@@ -115,8 +115,13 @@ def sorted_out(
     trials = 0
     for line in lines:
         trials += 1
-        if is_failure(line):
-            found = clues(trace_of(line))
+        try:
+            trace = trace_of(line) if is_failure(line) else None
+        except (KeyError, TypeError) as error:
+            told = f"{type(error).__name__}: {error}"
+            raise ValueError(f"line {trials} must be a recorded trial, got one with {told}") from None
+        if trace is not None:
+            found = clues(trace)
             names = ("trial_id", "arm", "seed", "task", "family", "level", "instruction", "reward", "outcome")
             about = {name: line[name] for name in names if name in line}
             told = [clue._asdict() for clue in found]
