@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from command import claim, command_line, judge_client, modal_settings
+from command import claim, command_line, judge_client, modal_settings, withdraw
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -179,7 +179,11 @@ def main(config: Config) -> dict[str, Any]:
     settings = {name: shown_path(v) if isinstance(v, Path) else v for name, v in asdict(config).items()}
     about = {"command": typed, "commit": commit_hash(ROOT), "config": settings, "machine": machine_name()}
     write_json(folder / "config.json", about)
-    given = trials_of(config, folder)
+    try:
+        given = trials_of(config, folder)
+    except ValueError:
+        withdraw(folder)
+        raise
     tally = Tally(len(given))
     kernel.adopt_orphans()
     before = remains(run_folder())

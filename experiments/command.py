@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,13 @@ def claim(folder: Path) -> None:
         raise ValueError(f"out must be a new folder, got {folder} with {found}") from None
     except OSError as error:
         raise ValueError(f"out must be a folder that can be made, got {folder}: {error.strerror}") from None
+
+
+def withdraw(folder: Path) -> None:
+    """Gives a claimed folder back, for a run that was refused before it began; what else lay there stays."""
+    (folder / "config.json").unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def judge_client(endpoint: str, model: str, keys: tuple[str, ...]) -> JudgeClient | None:

@@ -207,12 +207,14 @@ def mounts(folder: Path) -> list[str]:
         ({"deadline_s": 0.0}, "deadline_s must be positive and finite, got 0"),
         ({"engine_socket": Path("s")}, "engine_socket must be left out for the expert, got s"),
         ({"judge_endpoint": "http://h/v1"}, "judge_model must be given for a judge"),
+        ({"seed": -1}, "seed must"),
         ({"tasks": 1, "task": "x"}, "task must be the id of one of the 1 tasks, got 'x'"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(tmp_path, options, told):
     with pytest.raises(ValueError, match=told):
         main(Config(out=tmp_path / "out", **options))
+    assert not (tmp_path / "out" / "config.json").exists(), "the folder is free for the next try"
 
 
 def test_an_engine_that_does_not_listen_is_told_in_one_line(tmp_path):
