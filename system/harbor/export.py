@@ -50,15 +50,19 @@ def _version() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit status 0 if something was exported; one line either way."""
+    """Exit status 0 if something was exported, 1 if nothing could be, 2 for bad input; one line each."""
+    usage = "usage: python -m system.harbor.export RUN OUT"
+    if list(arguments) in (["-h"], ["--help"]):
+        print(usage)
+        return 0
     if len(arguments) != 2:
-        print("usage: python -m system.harbor.export RUN OUT", file=sys.stderr)
+        print(usage, file=sys.stderr)
         return 2
     try:
         written, without = export(Path(arguments[0]), Path(arguments[1]))
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
     print(f"{written} trajectories in {arguments[1]}; {without} trials ended before they had one")
     return 0 if written else 1
 
