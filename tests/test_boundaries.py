@@ -36,6 +36,7 @@ TORCH_FREE = {
     "outcome",
     "pack",
     "retry",
+    "routing",
     "schedule",
     "staleness",
     "steps",
