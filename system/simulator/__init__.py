@@ -2,14 +2,16 @@
 
 from .cluster import Cluster
 from .report import Report, report_of
-from .run import Record, simulate
+from .run import Policy, Record, Reducer, simulate
 from .workload import LognormalWorkload, Recorded, TrialPlan, Turn, Workload
 
 __all__ = [
     "Cluster",
     "LognormalWorkload",
+    "Policy",
     "Record",
     "Recorded",
+    "Reducer",
     "Report",
     "TrialPlan",
     "Turn",

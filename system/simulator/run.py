@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from core.schedule import (
+    Action,
     CancelTrial,
     DropGroup,
     Event,
@@ -77,17 +79,47 @@ class Record:
     reason: str = ""
 
 
-def simulate(settings: Settings, cluster: Cluster, workload: Workload, *, limit_s: float = 1e12) -> Record:
-    """A run from Opened to Finished, or to a virtual time."""
-    return _Run(settings, cluster, workload).run(limit_s)
+class Policy(Protocol):
+    """Who decides what a run does next: told each event, it answers with actions, in their order."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    def tell(self, event: Event) -> Sequence[Action]: ...
+
+
+class Reducer:
+    """`core.schedule` as a policy."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.state = settings, begin()
+
+    @property
+    def finished(self) -> bool:
+        return self.state.finished
+
+    def tell(self, event: Event) -> Sequence[Action]:
+        self.state, actions = react(self.settings, self.state, event)
+        return actions
+
+
+def simulate(
+    settings: Settings,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    policy: Policy | None = None,
+    limit_s: float = 1e12,
+) -> Record:
+    """A run from Opened to Finished, or to a virtual time; `core.schedule` decides unless another policy is given."""
+    return _Run(settings, cluster, workload, policy or Reducer(settings)).run(limit_s)
 
 
 class _Run:
     """Requests in the engines share a token clock: each advances by one while `token_s` seconds go by."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, workload: Workload) -> None:
-        self.settings, self.cluster, self.workload = settings, cluster, workload
-        self.state = begin()
+    def __init__(self, settings: Settings, cluster: Cluster, workload: Workload, policy: Policy) -> None:
+        self.cluster, self.workload, self.policy = cluster, workload, policy
         self.record = Record(settings=settings)
         self.now = self.clock = 0.0
         self.version = 0
@@ -98,13 +130,15 @@ class _Run:
         self.active = 0
         self.queue: list[Trial] = []
         self.trials: dict[str, Trial] = {}
-        self.done: dict[int, list[Trial]] = {}
+        self.done: dict[str, Trial] = {}
+        "Valid trials that wait to be trained."
+        self.dropped: set[int] = set()
         self.step: StepRecord | None = None
         self.sequence = 0
 
     def run(self, limit_s: float) -> Record:
         self._tell(Opened(version=0))
-        while not self.state.finished and self.now < limit_s and self._advance():
+        while not self.policy.finished and self.now < limit_s and self._advance():
             continue
         self.record.seconds = self.now
         return self.record
@@ -150,8 +184,7 @@ class _Run:
     # What the schedule asks for.
 
     def _tell(self, event: Event) -> None:
-        self.state, actions = react(self.settings, self.state, event)
-        for action in actions:
+        for action in self.policy.tell(event):
             match action:
                 case StartTrial():
                     self._start(action)
@@ -179,8 +212,7 @@ class _Run:
         self._after(self.cluster.start_s + self.cluster.prefill_s * plan.prompt, "_ask", trial)
 
     def _train(self, action: Train) -> None:
-        groups = set(action.group_ids)
-        trials = [t for g in groups for t in self.done.pop(g, [])]
+        trials = [self.done.pop(trial_id) for trial_id in action.trial_ids]
         ages: dict[int, float] = {}
         masked = 0.0
         for version, tokens in (sampled for trial in trials for sampled in trial.sampled.items()):
@@ -198,7 +230,9 @@ class _Run:
 
     def _drop(self, action: DropGroup) -> None:
         self.record.dropped[action.reason] = self.record.dropped.get(action.reason, 0) + 1
-        for trial in self.done.pop(action.group_id, []):
+        self.dropped.add(action.group_id)
+        for name in [k for k, trial in self.done.items() if trial.action.group_id == action.group_id]:
+            trial = self.done.pop(name)
             if action.reason != "zero_variance":
                 self.record.wasted += sum(trial.sampled.values())
                 self.record.dropped_lengths.append(trial.plan.length)
@@ -281,8 +315,8 @@ class _Run:
         action = trial.action
         del self.trials[action.trial_id]
         valid = kind == "solved"
-        if valid and action.purpose == "train" and action.group_id in self.state.groups:
-            self.done.setdefault(action.group_id, []).append(trial)
+        if valid and action.purpose == "train" and action.group_id not in self.dropped:
+            self.done[action.trial_id] = trial
         elif kind == "system_error" or valid:
             self.record.wasted += sum(trial.sampled.values()) * (action.purpose == "train")
         self._tell(
