@@ -210,13 +210,16 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(size, config.rms_norm_eps)
         self.k_norm = RMSNorm(size, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, rows: Rows) -> Tensor:
+    def qkv(self, x: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys, both normed and rotated, and values, [T, heads, head_dim] each."""
         q, k, v = (
             rearrange(projection(x), "t (h d) -> t h d", d=self.head_dim)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q = rotate(self.q_norm(q), cosine, sine)
-        k = rotate(self.k_norm(k), cosine, sine)
+        return rotate(self.q_norm(q), cosine, sine), rotate(self.k_norm(k), cosine, sine), v
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, rows: Rows) -> Tensor:
+        q, k, v = self.qkv(x, cosine, sine)
         attention = attention_by_row if x.device.type == "cpu" else attention_padded
         return self.o_proj(rearrange(attention(q, k, v, rows), "t h d -> t (h d)"))
 
@@ -307,7 +310,7 @@ class Qwen3(nn.Module):
             )
         x = self.model.embed_tokens(token_ids)
         rows = rows_of(row_lengths, device=x.device)
-        cosine, sine = self._rotation(max(row_lengths), x)
+        cosine, sine = self.rotation(max(row_lengths), x)
         cosine, sine = cosine[rows.position][:, None], sine[rows.position][:, None]
         for layer in self.model.layers:
             x = layer(x, cosine, sine, rows)
@@ -317,7 +320,8 @@ class Qwen3(nn.Module):
         """Logits [..., token_count] of hidden states; at least float32."""
         return F.linear(hidden, self.head).to(torch.promote_types(hidden.dtype, torch.float32))
 
-    def _rotation(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def rotation(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of at least so many positions, in the dtype of `like`."""
         if self._rope is None or self._rope[0].shape[0] < length or self._rope[0].device != like.device:
             span = max(length, min(self.config.max_position_embeddings, 4096))
             self._rope = rope_tables(self.config, span, device=like.device)
