@@ -33,7 +33,8 @@ class TrainerProcess:
         optimizer: settings of AdamW.
         token_budget: tokens of one forward.
         temperature: at which the rollouts were sampled.
-        weights_dir: where the weights for the engine are written (/dev/shm is best); the newest two are kept.
+        weights_dir: where the weights for the engine are written (/dev/shm is best).
+        keep_weights: all versions of them stay there; otherwise the newest two.
         input_path: trainer_input.jsonl, or "" for none.
         version: policy version of the weights in policy_dir.
         threads: torch threads of each rank; one when an engine runs beside it.
@@ -52,6 +53,7 @@ class TrainerProcess:
         temperature: float,
         weights_dir: str | os.PathLike[str],
         input_path: str | os.PathLike[str],
+        keep_weights: bool = False,
         version: int = 0,
         threads: int = 1,
         device: str = "cpu",
@@ -80,6 +82,7 @@ class TrainerProcess:
                 "token_budget": token_budget,
                 "temperature": temperature,
                 "weights_dir": str(self.weights_dir),
+                "keep_weights": keep_weights,
                 "input_path": str(input_path),
                 "version": version,
                 "threads": threads,

@@ -57,11 +57,12 @@ class Worker:
         return self.export(self.values["version"])
 
     def export(self, version: int) -> str:
-        """Write weights for the engine (first rank only) and drop old ones; the path."""
+        """Write weights for the engine (first rank only) and drop old ones, unless they are kept; the path."""
         path = self.weights_dir / f"weights-{version}.safetensors"
         if self.rank == 0:
             self.trainer.export(path)
-            (self.weights_dir / f"weights-{version - KEPT_WEIGHTS}.safetensors").unlink(missing_ok=True)
+            if not self.values["keep_weights"]:
+                (self.weights_dir / f"weights-{version - KEPT_WEIGHTS}.safetensors").unlink(missing_ok=True)
         return str(path)
 
     def answer(self, name: str, *values: Any) -> Any:
