@@ -97,7 +97,7 @@ class Config:
     worlds: int = 12
     """Companies to train in; a third as many are held out."""
     learning_rate: float = 1.5e-4
-    """Of AdamW."""
+    """Of AdamW; 0 leaves the weights as they are."""
     max_grad_norm: float = 1.0
     """Bound on the norm of a step's gradient."""
     delta: float = 0.15
@@ -143,9 +143,11 @@ class Config:
         for name, bound in least.items():
             if not getattr(self, name) >= bound:
                 raise ValueError(f"{name} must be at least {bound}, got {getattr(self, name)}")
-        for name in ("learning_rate", "max_grad_norm", "delta", "max_ratio", "temperature", "deadline_s"):
+        for name in ("max_grad_norm", "delta", "max_ratio", "temperature", "deadline_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if not 0 <= self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be finite and not negative, got {self.learning_rate}")
         if not 0 <= self.nudge_ratio <= 1:
             raise ValueError(f"nudge_ratio must lie between 0 and 1, got {self.nudge_ratio}")
         if not 0 < self.confidence < 1:
@@ -182,13 +184,23 @@ command_line = partial(
 """Runs a script that trains."""
 
 
-def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = True) -> dict[str, Any]:
+def run(
+    config: Config,
+    arms: Mapping[str, Arm],
+    script: str,
+    *,
+    start: bool = True,
+    keep_weights: bool = False,
+) -> dict[str, Any]:
     """Trains every arm with every seed, evaluates each on the held-out tasks, writes the files and the report.
 
     Args:
         script: its path in the repository.
         start: evaluate the start as well, at the end; without arms that is all.
+        keep_weights: of every version, in the folder `versions` of the run; of one arm and seed.
     """
+    if keep_weights and (len(arms), config.seeds) != (1, 1):
+        raise ValueError(f"seeds must be 1 where weights of one arm are kept, got {config.seeds}")
     begun = time.monotonic()
     folder = config.out or Path("out") / Path(script).stem / time.strftime("%Y%m%d-%H%M%S")
     check_policy(config.policy, context=max(config.context, config.context_held_out))
@@ -226,7 +238,7 @@ def run(config: Config, arms: Mapping[str, Arm], script: str, *, start: bool = T
             modal=modal,
         ) as machine:
             progress.note(machine.sandbox_line)
-            runs = Runs(config, folder, given, machine, progress, begun, modal)
+            runs = Runs(config, folder, given, machine, progress, begun, modal, keep_weights)
             with closing(runs):
                 for seed in range(config.seed, config.seed + config.seeds):
                     for name in names:
@@ -277,8 +289,10 @@ class Runs:
         progress: Progress,
         begun: float,
         modal: dict[str, Any] | None,
+        keep_weights: bool,
     ) -> None:
         self.config, self.folder, self.given, self.machine, self.modal = config, folder, given, machine, modal
+        self.keep_weights = keep_weights
         self.progress, self.begun = progress, begun
         self.trainer: TrainerProcess | None = None
         self.metrics = JsonLines(folder / "metrics.jsonl")
@@ -409,7 +423,8 @@ class Runs:
             ),
             token_budget=config.token_budget,
             temperature=config.temperature,
-            weights_dir=self.machine.scratch / "weights",
+            weights_dir=self.folder / "versions" if self.keep_weights else self.machine.scratch / "weights",
+            keep_weights=self.keep_weights,
             input_path=self.folder / "trainer_input.jsonl",
             threads=config.threads,
             device=config.device,
