@@ -195,7 +195,7 @@ def test_bad_input_is_refused_in_one_line_before_anything_starts(tmp_path):
         "context must be at most max_position_embeddings 2048 of the policy, got 2049": {"context": 2049},
         "worlds must be more for 500 different tasks, got 1": {"worlds": 1, "tasks": 500},
         "max_running must be at least 1, got 0": {"max_running": 0},
-        "learning_rate must be positive and finite, got nan": {"learning_rate": math.nan},
+        "learning_rate must be finite and not negative, got nan": {"learning_rate": math.nan},
         "nudge_ratio must lie between 0 and 1, got 2": {"nudge_ratio": 2.0},
         "with a file there": {"out": policy / "config.json"},
         "out must be a folder that can be made": {"out": policy / "config.json" / "run"},
