@@ -4,6 +4,7 @@ An arm is a value: its rules for weights, loss and advantage. Seeds, tasks, thei
 same for all arms. `ablate_aggregation.py` declares three arms and calls `run` here.
 """
 
+import hashlib
 import json
 import math
 import shlex
@@ -11,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations
@@ -28,16 +29,17 @@ from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
 from system.checkpoint import write_checkpoint
 from system.journal import Journal, read_tags
+from system.lock import held
 from system.loop import AdvantageFunction, Crew, Loop, trial_ended
 from system.model import config_from_huggingface
 from system.policy import POLICY_FILES, token_count
-from system.record.metrics import JsonLines, commit_hash, lines_of, write_json
+from system.record.metrics import JsonLines, commit_hash, is_torn, lines_of, write_json
 from system.record.progress import Progress
 from system.record.recorder import Recorder
 from system.record.report import token_pieces, write_report
 from system.record.summary import arm_summary, comparisons
 from system.record.table import print_summary
-from system.resume import Found, find_run, later_than
+from system.resume import Found, differences, find_run, later_than
 from system.run import Machinery, RunError, machinery
 from system.sandbox import choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
@@ -118,12 +120,22 @@ class Config:
     """Share of the context left at which a training trial is reminded once to come to an end."""
     temperature: float = 1.0
     """Of sampling; the trainer applies the same."""
+    judge_endpoint: str = ""
+    """OpenAI-compatible address of a judge, for tasks with a rubric; what comes before /chat/completions."""
+    judge_model: str = ""
+    """Its model."""
+    judge_keys: tuple[str, ...] = ()
+    """Environment variables that hold its keys."""
+    judge_s: float = 45.0
+    """Deadline of a question to the judge; beyond it the trial met a system error."""
     sandbox: Literal["auto", "bubblewrap", "process", "modal"] = "auto"
     """Where the tools run."""
     modal: Path | None = None
     """File with the settings of the sandbox "modal", as docs/modal.md says."""
     deadline_s: float = 120.0
     """Wall clock of a trial; beyond it the trial has no reward, since the clock also measures the machine."""
+    trainer_s: float = 1800.0
+    """What the trainer may take for a step or a save; beyond it the run ends."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Of engine and trainer."""
     threads: int = 1
@@ -209,6 +221,9 @@ def run(
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
     modal = command.modal_settings(config.sandbox, config.modal)
+    judge = command.judge_client(
+        config.judge_endpoint, config.judge_model, config.judge_keys, timeout_s=config.judge_s
+    )
     given = {"train": read_tasks(config.train, training=True), "eval": read_tasks(config.held_out)}
     check_worlds(config)
     settings = {
@@ -216,29 +231,38 @@ def run(
     }
     commit = commit_hash(ROOT)
     typed = shlex.join(["python", script, *sys.argv[1:]])
-    written = {**settings, "arms": list(arms), "commit": commit, "command": typed}
+    own = what_matters(config, arms, given)
+    written = {**settings, **own, "arms": list(arms), "commit": commit, "command": typed}
     if config.resume:
-        check_same(folder, written)
+        check_same(folder, own)
     else:
         command.claim(folder)
-        write_json(folder / "config.json", written)
     names = [*arms, *(["warm_start"] if start else [])]
     planned = {name: config.steps * config.seeds if name in arms else 0 for name in names}
-    with Progress(planned) as progress:
+    with held(folder), Progress(planned) as progress:
+        if config.resume:
+            for note in told_of(folder, commit):
+                progress.note(note)
+        else:
+            write_json(folder / "config.json", written)
         progress.note(f"run folder {folder}")
-        with machinery(
-            policy=config.policy,
-            engine_log=folder / "engine.jsonl",
-            sandbox=config.sandbox,
-            max_context=max(config.context, config.context_held_out),
-            max_sessions=2 * config.max_running,
-            threads=config.threads,
-            device=config.device,
-            kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
-            modal=modal,
-        ) as machine:
+        with (
+            machinery(
+                policy=config.policy,
+                engine_log=folder / "engine.jsonl",
+                sandbox=config.sandbox,
+                max_context=max(config.context, config.context_held_out),
+                max_sessions=2 * config.max_running,
+                threads=config.threads,
+                device=config.device,
+                kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
+                modal=modal,
+            ) as machine,
+            ExitStack() as stack,
+        ):
             progress.note(machine.sandbox_line)
-            runs = Runs(config, folder, given, machine, progress, begun, modal, keep_weights)
+            socket = command.serve_judge(judge, machine, config.max_running, stack)
+            runs = Runs(config, folder, given, machine, progress, begun, modal, socket, own, keep_weights)
             with closing(runs):
                 for seed in range(config.seed, config.seed + config.seeds):
                     for name in names:
@@ -289,9 +313,12 @@ class Runs:
         progress: Progress,
         begun: float,
         modal: dict[str, Any] | None,
+        judge_socket: str,
+        own: dict[str, Any],
         keep_weights: bool,
     ) -> None:
         self.config, self.folder, self.given, self.machine, self.modal = config, folder, given, machine, modal
+        self.judge_socket, self.own = judge_socket, own
         self.keep_weights = keep_weights
         self.progress, self.begun = progress, begun
         self.trainer: TrainerProcess | None = None
@@ -324,7 +351,8 @@ class Runs:
         trainer = self._trainer_with(rules)
         settings = self._schedule(seed, steps=config.steps if arm else 0, tasks=tasks)
         tags, checkpoints = recorder.tags, self.folder / "checkpoints" / f"{name}-{seed}"
-        found = self._found(tags, f"{name}/{seed}", checkpoints, settings, recorder)
+        about = {**tags, **self.own}
+        found = self._found(about, f"{name}/{seed}", checkpoints, settings, recorder)
         weights = self.folder / "weights" / f"{name}-{seed}"
         if found and found.checkpoint:
             trainer.load(found.checkpoint.folder, version=found.version)
@@ -344,7 +372,7 @@ class Runs:
             advantage=rules.advantage,
             journal=journal,
             observer=recorder,
-            save=lambda version: write_checkpoint(checkpoints, version, save=trainer.save, about=tags),
+            save=lambda version: write_checkpoint(checkpoints, version, save=trainer.save, about=about),
             resumed=found.resumed if found else None,
         )
         try:
@@ -367,13 +395,14 @@ class Runs:
         self.seconds += time.monotonic() - begun
 
     def _found(
-        self, tags: dict[str, Any], name: str, checkpoints: Path, settings: Settings, recorder: Recorder
+        self, about: dict[str, Any], name: str, checkpoints: Path, settings: Settings, recorder: Recorder
     ) -> Found | None:
         """What a killed run left of this arm and seed; the recorder has then seen it."""
+        tags = recorder.tags
         events = self.folder / "events.jsonl"
         if not self.config.resume or not events.exists() or tags not in read_tags(events):
             return None
-        found = find_run(self.folder, checkpoints, tags=tags, name=name, settings=settings)
+        found = find_run(self.folder, checkpoints, tags=tags, name=name, settings=settings, about=about)
         for note in found.notes:
             self.progress.note(note)
         if not found.resumed.state.finished:
@@ -426,6 +455,7 @@ class Runs:
             weights_dir=self.folder / "versions" if self.keep_weights else self.machine.scratch / "weights",
             keep_weights=self.keep_weights,
             input_path=self.folder / "trainer_input.jsonl",
+            answer_s=config.trainer_s,
             threads=config.threads,
             device=config.device,
         )
@@ -478,6 +508,7 @@ class Runs:
             "engine_socket": str(self.machine.engine_socket),
             "sandbox": self.machine.sandbox,
             **({"modal": self.modal} if self.modal else {}),
+            **({"judge_socket": self.judge_socket} if self.judge_socket else {}),
             "scratch": str(self.machine.scratch / "trials"),
             "seed": counter_hash(seed, *place),
             "purpose": action.purpose,
@@ -534,20 +565,78 @@ def read_tasks(folder: Path | None, *, training: bool = False) -> list[Task]:
     return tasks
 
 
-def check_same(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run under other settings than those it was begun with."""
-    own = {"resume", "commit", "command"}
+NOT_ITS_OWN = ("resume", "out", "judge_endpoint", "judge_keys")
+"""Settings that may be others when a run goes on: where it lies, and where its judge is."""
+
+
+def what_matters(
+    config: Config, arms: Mapping[str, Arm], given: Mapping[str, Sequence[Task]]
+) -> dict[str, Any]:
+    """All that must be the same when a run goes on: settings, rules of the arms, policy and tasks; as JSON."""
+    settings = {name: value for name, value in asdict(config).items() if name not in NOT_ITS_OWN}
+    rules = {
+        name: ", ".join(described_rule(rule) for rule in (arm.weight, arm.loss, arm.advantage))
+        for name, arm in arms.items()
+    }
+    read = {"policy_files": digest_of(config.policy)} | {
+        f"{name}_tasks": digest_of_tasks(tasks) for name, tasks in given.items() if tasks
+    }
+    return json.loads(json.dumps({**settings, "rules": rules, **read}, default=str))
+
+
+def described_rule(rule: Callable[..., Any]) -> str:
+    """A function with its bound settings: "dppo_binary_tv(max_ratio=5.0)"."""
+    if isinstance(rule, partial):
+        bound = ", ".join([*map(str, rule.args), *(f"{k}={v}" for k, v in sorted(rule.keywords.items()))])
+        return f"{described_rule(rule.func)}({bound})"
+    return getattr(rule, "__qualname__", type(rule).__qualname__)
+
+
+def digest_of(policy: Path) -> str:
+    """Of what a policy's folder holds."""
+    found = hashlib.sha256()
+    for path in sorted(policy.iterdir()):
+        if path.is_file() and path.suffix in (".json", ".jinja", ".safetensors", ".txt"):
+            found.update(f"{path.name} {path.stat().st_size} ".encode())
+            with path.open("rb") as file:
+                found.update(file.read(DIGESTED_BYTES))
+    return found.hexdigest()[:16]
+
+
+DIGESTED_BYTES = 64 << 20
+"""Of each file: the whole of a small policy, the beginning of a large one."""
+
+
+def digest_of_tasks(tasks: Sequence[Task]) -> str:
+    """Of what some task directories ask for and how it is checked."""
+    found = hashlib.sha256()
+    for task in tasks:
+        found.update(json.dumps(described(task), sort_keys=True).encode())
+        for path in sorted(task.folder.glob("*.json")) + sorted(task.folder.glob("tests/*")):
+            if path.is_file():
+                found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def check_same(folder: Path, own: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run under other settings, rules, policy or tasks than those it was begun with."""
     try:
         before = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"out must be the folder of a run to be resumed, got {folder}: {error}") from None
-    changed = [
-        f"{name} was {before.get(name)}, is {value}"
-        for name, value in settings.items()
-        if name not in own and before.get(name) != value
-    ]
-    if changed:
-        raise ValueError(f"a run must go on with its own settings, got others: {', '.join(changed)}")
+    if changed := differences(before, own):
+        raise ValueError(f"a run must go on with its own settings, got others: {changed}")
+
+
+def told_of(folder: Path, commit: str) -> list[str]:
+    """What to say of a run that goes on: lines that are lost, and whether its code is another now."""
+    names = ("events.jsonl", "trajectories.jsonl", "metrics.jsonl", "engine.jsonl", "trainer_input.jsonl")
+    torn = [name for name in names if is_torn(folder / name)]
+    told = [f"the last line of {name} was cut off: what it told of comes again" for name in torn]
+    before = json.loads((folder / "config.json").read_text()).get("commit")
+    if before != commit:
+        told.append(f"the run was begun at commit {before or '(none)'}, and goes on at {commit or '(none)'}")
+    return told
 
 
 def check_worlds(config: Config) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from command import claim, command_line, judge_client, modal_settings, withdraw
+from command import claim, command_line, judge_client, modal_settings, serve_judge, withdraw
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -35,8 +35,6 @@ from system.record.metrics import JsonLines, commit_hash, write_json
 from system.run import Machinery, machinery, machinery_with, run_folder
 from system.sandbox import choose_sandbox, kernel
 from system.sandbox.remains import Remains, remains
-from system.verify.judge import JudgeClient
-from system.verify.judge_service import JudgeService
 from system.world.expert import read_instruction
 from system.world.expert_script import expert_script
 from system.world.generate import generate
@@ -193,7 +191,8 @@ def main(config: Config) -> dict[str, Any]:
         trajectories = stack.enter_context(JsonLines(folder / "trajectories.jsonl"))
         machine = stack.enter_context(started(config, given, folder, modal))
         shown.note(machine.sandbox_line)
-        spec = partial(spec_of, config, machine, served(judge, machine, config.concurrency, stack), modal)
+        socket = serve_judge(judge, machine, config.concurrency, stack)
+        spec = partial(spec_of, config, machine, socket, modal)
         begun = time.monotonic()
         stopped = play(machine, given, config.concurrency, spec, tally, trajectories, shown)
         seconds = time.monotonic() - begun
@@ -300,15 +299,6 @@ def started(
         )
     with opened as machine:
         yield machine
-
-
-def served(judge: JudgeClient | None, machine: Machinery, side_by_side: int, stack: ExitStack) -> str:
-    """The socket of the judge of all trials; "" without one."""
-    if judge is None:
-        return ""
-    path = machine.scratch / "judge.sock"
-    stack.enter_context(JudgeService(judge, path, side_by_side=side_by_side))
-    return str(path)
 
 
 def spec_of(

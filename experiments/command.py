@@ -5,19 +5,22 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
+from contextlib import ExitStack, redirect_stderr, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import tyro
 
+from system.checkpoint import SaveError
 from system.engine import EngineError
 from system.fleet import FleetError
-from system.run import RunError
+from system.lock import holder
+from system.run import Machinery, RunError
 from system.sandbox import SandboxError
 from system.sandbox.modal import ModalSettings
 from system.verify.judge import JudgeClient, JudgeSettings
+from system.verify.judge_service import JudgeService
 
 
 def command_line(
@@ -43,7 +46,7 @@ def command_line(
     except (ValueError, FileNotFoundError, SandboxError) as error:
         print(f"{script}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except (RunError, EngineError, FleetError, *broken, OSError) as error:
+    except (RunError, SaveError, EngineError, FleetError, *broken, OSError) as error:
         print(f"{script}: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
@@ -71,7 +74,8 @@ def claim(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").touch(exist_ok=False)
     except FileExistsError:
-        found = "a run in it" if folder.is_dir() else "a file there"
+        pid = holder(folder)
+        found = f"a run in it{f' of process {pid}' if pid else ''}" if folder.is_dir() else "a file there"
         raise ValueError(f"out must be a new folder, got {folder} with {found}") from None
     except OSError as error:
         raise ValueError(f"out must be a folder that can be made, got {folder}: {error.strerror}") from None
@@ -84,19 +88,32 @@ def withdraw(folder: Path) -> None:
         folder.rmdir()
 
 
-def judge_client(endpoint: str, model: str, keys: tuple[str, ...]) -> JudgeClient | None:
+def judge_client(
+    endpoint: str, model: str, keys: tuple[str, ...], *, timeout_s: float = 180.0
+) -> JudgeClient | None:
     """The judge at an address; None without one.
 
     Args:
         endpoint: what comes before /chat/completions.
         model: its name there.
         keys: environment variables that hold a key each.
+        timeout_s: deadline of a question.
     """
     if not endpoint:
         return None
     if not model:
         raise ValueError(f"judge_model must be given for a judge, got none for {endpoint}")
-    return JudgeClient(JudgeSettings(endpoint=endpoint, model=model, key_variables=keys))
+    settings = JudgeSettings(endpoint=endpoint, model=model, key_variables=keys, timeout_s=timeout_s)
+    return JudgeClient(settings)
+
+
+def serve_judge(judge: JudgeClient | None, machine: Machinery, side_by_side: int, stack: ExitStack) -> str:
+    """The socket of the judge of all trials; "" without one."""
+    if judge is None:
+        return ""
+    path = machine.scratch / "judge.sock"
+    stack.enter_context(JudgeService(judge, path, side_by_side=side_by_side))
+    return str(path)
 
 
 def modal_settings(sandbox: str, file: Path | None) -> dict[str, Any] | None:

@@ -18,6 +18,10 @@ KEPT = 2
 """Versions that stay: should the newest be damaged, there is one before."""
 
 
+class SaveError(Exception):
+    """A version could not be put on disk; the message says from which a run goes on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """One version on disk. `about` is what its writer wanted to know again."""

@@ -39,6 +39,7 @@ from core.schedule import (
     react,
 )
 from core.staleness import fresh_mask
+from system.checkpoint import SaveError
 from system.engine import Engine
 from system.fleet import Fleet
 from system.journal import Journal
@@ -156,10 +157,18 @@ class Loop:
             if self.training and self.crew.trainer and (metrics := self.crew.trainer.poll(0.0)):
                 self.pending.append(self._step_trained(self.training, metrics))
             if self.saving and self.saving[1].done():
-                (version, written), self.saving = self.saving, None
-                written.result()
-                self.pending.append(Saved(version=version))
+                self.pending.append(self._saved(*self.saving))
         return self.pending.popleft()
+
+    def _saved(self, version: int, written: Future[object]) -> Saved:
+        self.saving = None
+        try:
+            written.result()
+        except Exception as error:  # whatever a disk or a trainer says: told with what a resumed run has
+            last = self.state.saved[-1]
+            told = f"version {version} must be saved, got {error}; a resumed run goes on from version {last}"
+            raise SaveError(told) from error
+        return Saved(version=version)
 
     def _carry_out(self, action: Action) -> None:
         match action:

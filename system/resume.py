@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,13 @@ class Found(NamedTuple):
 
 
 def find_run(
-    folder: Path, checkpoints: Path, *, tags: dict[str, Any], name: str, settings: Settings
+    folder: Path,
+    checkpoints: Path,
+    *,
+    tags: dict[str, Any],
+    name: str,
+    settings: Settings,
+    about: Mapping[str, Any] | None = None,
 ) -> Found:
     """Where a killed run stood.
 
@@ -41,9 +47,11 @@ def find_run(
         tags: of its lines.
         name: that begins its trial ids.
         settings: what the schedule would be given now.
+        about: what the checkpoint would be told of now.
 
     Raises:
-        RunError: the settings differ, or the journal is not what the reducer would write.
+        RunError: the settings differ, the checkpoint is of a run with others, or the journal is not what the reducer
+            would write.
     """
     try:
         before, entries = read_journal(folder / "events.jsonl", tags=tags)
@@ -58,6 +66,8 @@ def find_run(
         )
     checkpoint, notes = last_checkpoint(checkpoints)
     version = checkpoint.version if checkpoint else 0
+    if checkpoint and (changed := differences(checkpoint.about, about or {})):
+        raise RunError(f"checkpoint {checkpoint.folder} must be of this run, got one of another: {changed}")
     kept, lines = _kept(state), {}
     for line in lines_of(folder / "trajectories.jsonl", tags):
         trial = line["trial_id"].removeprefix(f"{name}/")
@@ -88,7 +98,12 @@ def find_run(
 
 def differing(before: Settings, now: Settings) -> str:
     """The settings that are not the same: "steps was 4, is 8"."""
-    pairs = [(f.name, getattr(before, f.name), getattr(now, f.name)) for f in dataclasses.fields(before)]
+    return differences(dataclasses.asdict(before), dataclasses.asdict(now))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What is not as it was, of all that there is now: "steps was 4, is 8"."""
+    pairs = [(name, before.get(name), value) for name, value in now.items()]
     return ", ".join(f"{name} was {old}, is {new}" for name, old, new in pairs if old != new)
 
 

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -26,7 +27,7 @@ class JsonLines:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_tail(self.path)
+        drop_torn_tail(self.path)
         self._fd: int | None = os.open(
             self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
@@ -36,22 +37,29 @@ class JsonLines:
 
         Raises:
             ValueError: the file is closed.
+            OSError: the disk is full; nothing of the record is in the file then.
         """
         if self._fd is None:
             raise ValueError(f"{self.path} must be open to be written to, got a closed file")
         data = _line(record)
-        while data:
-            data = data[os.write(self._fd, data) :]
+        begun = os.fstat(self._fd).st_size
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._fd, begun)  # no half line stays where the disk is full
+            raise OSError(
+                error.errno, f"a line could not be written: {error.strerror}", str(self.path)
+            ) from error
 
     def rewrite(self, left_out: Callable[[dict[str, Any]], bool]) -> None:
         """Leaves out some of the records: a reader sees the old file or the new one."""
-        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with open(fresh, "wb") as file:
+        with _fresh(self.path) as fresh, open(fresh, "wb") as file:
             for record in read_jsonl(self.path):
                 if not left_out(record):
                     file.write(_line(record))
         self.close()
-        os.replace(fresh, self.path)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
     def close(self) -> None:
@@ -104,9 +112,8 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Writes one JSON value whole: a reader sees the old file or the new one, never a part."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(_finite(value), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(fresh, path)
+    with _fresh(path) as fresh:
+        fresh.write_text(json.dumps(_finite(value), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
 def commit_hash(root: str | os.PathLike[str]) -> str:
@@ -127,11 +134,24 @@ def commit_hash(root: str | os.PathLike[str]) -> str:
     return commit + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
+@contextmanager
+def _fresh(path: Path) -> Iterator[Path]:
+    """A file that takes the place of another once it is written; where it cannot be, nothing of it stays."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield fresh
+        os.replace(fresh, path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
 def _line(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
 
 
-def _drop_torn_tail(path: Path) -> None:
+def drop_torn_tail(path: Path) -> None:
+    """Removes a last line that was not written whole."""
     if not path.exists():
         return
     with open(path, "r+b") as file:

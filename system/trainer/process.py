@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import select
@@ -40,6 +41,8 @@ class TrainerProcess:
         threads: torch threads of each rank; one when an engine runs beside it.
         device: "cpu" or "cuda" (rank i takes device i).
         ranks: processes that share each step.
+        timeout_s: bound on the start.
+        answer_s: bound on every answer; a trainer that needs longer is a TrainerError.
     """
 
     def __init__(
@@ -59,7 +62,9 @@ class TrainerProcess:
         device: str = "cpu",
         ranks: int = 1,
         timeout_s: float = 120.0,
+        answer_s: float = 1800.0,
     ) -> None:
+        self.answer_s, self._due, self._asked = answer_s, math.inf, "start"
         self.weights_dir = Path(weights_dir)
         self.weights_dir.mkdir(parents=True, exist_ok=True)
         self._meeting = tempfile.TemporaryDirectory(prefix="meeting-", dir=self.weights_dir)
@@ -104,9 +109,9 @@ class TrainerProcess:
             self._buffers.append(bytearray())
             self._replies.append([])
             self._send(worker, values)
-        self._busy = True
+        self._busy, self._due = True, time.monotonic() + timeout_s
         try:
-            self.weights_path: str = self._wait(timeout_s)
+            self.weights_path: str = self._wait()
         except BaseException:
             self.close()
             raise
@@ -114,7 +119,7 @@ class TrainerProcess:
     def begin(self, *, weight_function: Callable[..., Any], loss_function: Callable[..., Any]) -> None:
         """Go back to the weights of policy_dir with a fresh optimizer and these rules."""
         self._ask("begin", weight_function, loss_function)
-        self.weights_path = self._wait(None)
+        self.weights_path = self._wait()
 
     def start_step(self, rows: Sequence[StepRow], *, version: int) -> None:
         """Begin a step from weights `version`; `poll` tells when it is done."""
@@ -147,17 +152,17 @@ class TrainerProcess:
     def logprob(self, rows: Sequence[StepRow]) -> list[list[float]]:
         """Log-probability of every trained token under the present weights; 0.0 elsewhere."""
         self._ask("logprob", list(rows))
-        return self._wait(None)
+        return self._wait()
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write weights and optimizer state."""
         self._ask("save", str(folder))
-        self._wait(None)
+        self._wait()
 
     def load(self, folder: str | os.PathLike[str], *, version: int) -> None:
         """Take weights and optimizer state that `save` wrote, and write them for the engine."""
         self._ask("load", str(folder), version)
-        self.weights_path = self._wait(None)
+        self.weights_path = self._wait()
 
     def close(self) -> None:
         """End the processes."""
@@ -182,7 +187,7 @@ class TrainerProcess:
             raise TrainerError(f"{message[0]} must wait for the step begun, got it before poll was done")
         for worker in self._workers:
             self._send(worker, message)
-        self._busy = True
+        self._busy, self._due, self._asked = True, time.monotonic() + self.answer_s, message[0]
 
     @staticmethod
     def _send(worker: subprocess.Popen[bytes], message: Any) -> None:
@@ -194,20 +199,24 @@ class TrainerProcess:
         except BrokenPipeError as error:
             raise TrainerError(f"trainer must be running, got exit code {worker.wait()}") from error
 
-    def _wait(self, timeout_s: float | None) -> Any:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    def _wait(self) -> Any:
         while (done := self._gather(1.0)) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TrainerError(f"trainer must answer within {timeout_s} s, got nothing")
+            pass
         return done[0]
 
     def _gather(self, timeout_s: float) -> list[Any] | None:
-        """One reply of every rank, or None if one is still missing at the end of the time."""
+        """One reply of every rank, or None if one is still missing at the end of the time.
+
+        Raises:
+            TrainerError: a rank ended, refused, or has taken too long.
+        """
         deadline = time.monotonic() + timeout_s
         while missing := [i for i, replies in enumerate(self._replies) if not replies]:
             descriptors = {self.fileno(i): i for i in missing}
             ready, _, _ = select.select(list(descriptors), [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
+                if time.monotonic() > self._due:
+                    raise TrainerError(f"trainer must be done in time, got no end of {self._asked}")
                 return None
             for descriptor in ready:
                 self._receive(descriptors[descriptor], os.read(descriptor, 1 << 20))

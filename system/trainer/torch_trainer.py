@@ -20,6 +20,7 @@ from core.pack import plan
 from core.shard import WHOLE
 from system.model import Qwen3, weight_shapes
 from system.policy import save_weights
+from system.record.metrics import drop_torn_tail
 from system.trainer.step import OptimizerSettings, StepMetrics, StepRow
 from system.weights import check_coverage
 
@@ -267,6 +268,7 @@ class TorchTrainer:
 
 def write_input(path: str | os.PathLike[str], rows: Sequence[StepRow], *, version: int) -> None:
     """Append the rows of a step to trainer_input.jsonl, one a line, as the trainer uses them."""
+    drop_torn_tail(Path(path))
     with open(path, "a", encoding="utf-8") as log:
         for row in rows:
             line = {
