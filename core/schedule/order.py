@@ -35,7 +35,7 @@ def _too_old(settings: Settings, group: Group, min_version: int) -> bool:
 
 
 def train(settings: Settings, state: State) -> Step:
-    """The next step, if enough groups are ready and it makes no group too old that must not get so."""
+    """The next step, if enough groups are ready and it makes no more groups too old than may get so."""
     in_step = state.training or state.saving or state.syncing or state.applied != state.trained
     if in_step or state.ending or state.trained >= settings.steps:
         return state, ()
@@ -61,7 +61,14 @@ def _step(settings: Settings, state: State, batch: list[Group]) -> Step:
 def _orders(settings: Settings, state: State) -> tuple[str, ...]:
     """The order that is asked for; where one waits for the late, oldest first is the order that always can go on."""
     asked = "admission" if state.trained < settings.in_order_steps else settings.order
-    return (asked, "oldest") if asked == "completion" and settings.late_group == "wait" else (asked,)
+    return (asked, "oldest") if asked == "completion" and _late_allowed(settings) < math.inf else (asked,)
+
+
+def _late_allowed(settings: Settings) -> float:
+    """How many groups a step may leave too old."""
+    if settings.late_group == "wait":
+        return 0
+    return math.inf if settings.max_late is None else settings.max_late
 
 
 def _batch(settings: Settings, state: State, order: str) -> list[Group]:
@@ -77,20 +84,21 @@ def _batch(settings: Settings, state: State, order: str) -> list[Group]:
 
 
 def _allowed(settings: Settings, state: State, batch: list[Group]) -> bool:
-    """Whether a step may be taken on these: there are enough and, where one waits for the late, none gets too late."""
+    """Whether a step may be taken on these: there are enough, and it leaves few enough groups that get too late."""
     if len(batch) < settings.batch_groups:
         return False
     chosen = {g.group_id for g in batch}
     left = [g for g in state.groups.values() if g.purpose == "train" and g.group_id not in chosen]
-    return settings.late_group != "wait" or _in_time(settings, state, left)
+    return _late(settings, state, left) <= _late_allowed(settings)
 
 
-def _in_time(settings: Settings, state: State, groups: list[Group]) -> bool:
-    """Whether the groups that this step leaves can all be trained before they are too old.
+def _late(settings: Settings, state: State, groups: list[Group]) -> int:
+    """How many of the groups that this step leaves are too old whatever is trained next, and when.
 
-    Earliest deadline first succeeds exactly when, for every deadline, what is due by then fits the steps
-    left.
+    Earliest deadline first, which passes over a group that no longer fits, trains as many in time as can be.
     """
-    deadline = sorted(g.born + settings.max_staleness for g in groups if g.born < math.inf)
-    steps_left = [last - state.trained for last in deadline]
-    return all(due <= left * settings.batch_groups for due, left in enumerate(steps_left, start=1))
+    in_time = 0
+    deadlines = sorted(g.born + settings.max_staleness for g in groups)
+    for deadline in deadlines:
+        in_time += in_time < (deadline - state.trained) * settings.batch_groups
+    return len(deadlines) - in_time

@@ -34,6 +34,8 @@ class Settings:
         late_group: what becomes of a group that the others would leave too old. "wait" takes no step that
             would; "drop" drops it; "mask" trains of it what is young enough, token by token; "train" trains it
             whole, however old, which bounds the age only on average and is for comparison.
+        max_late: where it is "mask", groups that a step may leave too old; if it would leave more, it waits until
+            enough of them have ended. 0 masks nothing and takes the steps of "wait"; None never waits.
         requeue_stale: a task dropped as too old is drawn again, next.
         task_count: training tasks, numbered from 0; each is drawn once an epoch, every epoch in its own
             order.
@@ -64,6 +66,7 @@ class Settings:
     evaluate_at: tuple[int, ...]
     evaluation_tasks: int
     evaluation_samples: int
+    max_late: int | None = None
 
     def __post_init__(self) -> None:
         positive = {
@@ -101,3 +104,9 @@ class Settings:
             raise ValueError(f"order must be oldest, completion or admission, got {self.order!r}")
         if self.late_group not in ("wait", "drop", "mask", "train"):
             raise ValueError(f"late_group must be wait, drop, mask or train, got {self.late_group!r}")
+        if self.max_late is not None:
+            check_count("max_late", self.max_late, least=0)
+            if self.late_group != "mask":
+                raise ValueError(
+                    f"max_late must be None unless late_group is mask, got {self.max_late} with {self.late_group!r}"
+                )

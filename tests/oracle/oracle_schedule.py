@@ -261,7 +261,8 @@ class Auditor:
         if wanted == "admission" or action.version < self.settings.in_order_steps:
             alive = sorted(n for n, g in self.groups.items() if g.purpose == "train" and not g.fate)
             return ids == alive[: len(ids)]
-        if wanted == "oldest" or (self.settings.late_group == "wait" and ids == sorted(ids, key=oldest)):
+        waits = self.settings.late_group == "wait" or self.settings.max_late is not None
+        if wanted == "oldest" or (waits and ids == sorted(ids, key=oldest)):
             return ids == sorted(ids, key=oldest)
         return ids == sorted(ids, key=lambda n: self.groups[n].decided)
 
@@ -295,6 +296,17 @@ class Auditor:
             trials += [group.trial[sample] for sample in sorted(group.trial)]
             group.fate = "trained"
         assert list(action.trial_ids) == trials
+        if late == "wait" or self.settings.max_late is not None:
+            assert self.overdue(action.version + 1) <= (self.settings.max_late or 0)
+
+    def overdue(self, version: int) -> int:
+        """Groups with a token, or perhaps one, that is too old to be trained from this version."""
+        alive = [n for n, g in self.groups.items() if g.purpose == "train" and not g.fate]
+        least = version - self.settings.max_staleness
+        return sum(
+            min([*self.groups[n].oldest.values(), *self.versions_running(n)], default=least) < least
+            for n in alive
+        )
 
     def end_evaluation(self, version: int) -> None:
         """All trials of the version are over, on that version's weights."""

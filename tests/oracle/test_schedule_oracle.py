@@ -53,6 +53,7 @@ def policies(draw: st.DrawFn) -> Settings:
     group_size = draw(st.integers(2, 3))
     batch_groups = draw(st.integers(1, 3))
     steps = draw(st.integers(1, 4))
+    late_group = draw(st.sampled_from(["wait", "drop", "mask", "mask", "train"]))
     return Settings(
         steps=steps,
         batch_groups=batch_groups,
@@ -66,7 +67,8 @@ def policies(draw: st.DrawFn) -> Settings:
         max_lost=draw(st.integers(0, 6)),
         order=draw(st.sampled_from(["oldest", "completion", "admission"])),
         in_order_steps=draw(st.integers(0, 2)),
-        late_group=draw(st.sampled_from(["wait", "drop", "mask", "train"])),
+        late_group=late_group,
+        max_late=draw(st.sampled_from([None, 0, 1, 2])) if late_group == "mask" else None,
         requeue_stale=draw(st.booleans()),
         task_count=draw(st.integers(1, 7)),
         seed=draw(st.integers(0, 99)),

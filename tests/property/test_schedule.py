@@ -154,6 +154,7 @@ class World:
 
 @st.composite
 def worlds(draw, **fixed):
+    late = fixed.get("late_group") or draw(st.sampled_from(["wait", "drop", "mask", "mask", "train"]))
     changes = {
         "steps": draw(st.integers(0, 5)),
         "batch_groups": draw(st.integers(1, 4)),
@@ -164,7 +165,8 @@ def worlds(draw, **fixed):
         "max_zero_variance": draw(st.integers(0, 4)),
         "order": draw(st.sampled_from(["oldest", "completion", "admission"])),
         "in_order_steps": draw(st.sampled_from([0, 0, 1, 3])),
-        "late_group": draw(st.sampled_from(["wait", "drop", "mask", "train"])),
+        "late_group": late,
+        "max_late": draw(st.sampled_from([None, 0, 1, 2])) if late == "mask" else None,
         "requeue_stale": draw(st.booleans()),
         "task_count": draw(st.integers(1, 9)),
         "evaluate_at": draw(st.sampled_from([(), (0,), (0, 3), (0, 1, 2, 3, 4, 5)])),
@@ -219,6 +221,34 @@ def test_where_old_tokens_are_masked_a_group_is_dropped_only_if_no_other_are_lef
             mine = [e for t, e in valid.items() if t.startswith(f"train-{drop.group_id}-")]
             newest = [e.version_max for e in mine if e.version_max is not None]
             assert max(newest) < state.trained + bool(state.training) - world.settings.max_staleness
+
+
+@given(world=worlds(late_group="mask"), most=st.integers(0, 3))
+def test_a_step_leaves_no_more_groups_too_old_than_it_may(world, most):
+    """Those that are under way or ready and have, or may have, a token that the next step must leave out."""
+    world.settings = replace(world.settings, max_late=most)
+    world.run()
+    for actions, state in zip(world.actions, world.states):
+        for train in (a for a in actions if isinstance(a, Train)):
+            least = train.version + 1 - world.settings.max_staleness
+            old = [g for g in state.groups.values() if g.purpose == "train" and g.born < least]
+            assert len(old) <= most
+
+
+@given(world=worlds(late_group="mask", max_late=0))
+def test_masking_that_waits_for_every_group_is_waiting_and_masks_nothing(world):
+    world.run()
+    assert all(world.versions[t] >= train.min_version for train in world.said(Train) for t in train.trial_ids)
+    masked = list(world.actions)
+    world.settings = replace(world.settings, late_group="wait", max_late=None)
+    assert world.run().actions == masked
+
+
+@given(world=worlds(late_group="mask", max_late=None))
+def test_masking_that_may_leave_any_number_too_old_never_waits(world):
+    actions = list(world.run().actions)
+    world.settings = replace(world.settings, max_late=10**6)
+    assert world.run().actions == actions
 
 
 @given(world=worlds(order="admission"))
@@ -734,6 +764,15 @@ def test_overtaken_groups_are_waited_for():
     assert [a.group_ids for a in actions[-1] if isinstance(a, Train)] == [(0,)]
 
 
+@pytest.mark.parametrize(("most", "steps"), [(0, []), (1, [((2,), 0)])])
+def test_so_many_overtaken_groups_are_not_waited_for(most, steps):
+    """One group a step, bound 1: the step on group 2 leaves group 0 too old."""
+    settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="mask", max_late=most)
+    _, actions = drive(settings, *OVERTAKING)
+    trained = [(a.group_ids, a.min_version) for a in actions[-1] if isinstance(a, Train)]
+    assert trained == steps
+
+
 def test_overtaken_groups_are_dropped_where_asked():
     """Never trained at age 3 in silence."""
     settings = settings_of(steps=9, batch_groups=1, group_size=2, late_group="drop", max_running=9)
@@ -856,6 +895,9 @@ def test_opening_past_the_last_step_is_refused():
         ({"min_valid": 4}, "min_valid must lie between 2 and group_size 3, got 4"),
         ({"group_size": 1}, "min_valid must lie between 2 and group_size 1, got 2"),
         ({"late_group": "hope"}, "late_group must be wait, drop, mask or train, got 'hope'"),
+        ({"late_group": "mask", "max_late": -1}, "max_late must not be negative, got -1"),
+        ({"late_group": "mask", "max_late": 1.0}, "max_late must be a whole number, got 1.0"),
+        ({"max_late": 1}, "max_late must be None unless late_group is mask, got 1 with 'wait'"),
         ({"order": "any"}, "order must be oldest, completion or admission, got 'any'"),
     ],
 )
