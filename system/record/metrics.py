@@ -150,6 +150,15 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(_finite(record), ensure_ascii=False, separators=(",", ":")) + "\n").encode()
 
 
+def is_torn(path: Path) -> bool:
+    """Whether the last line of a file was cut off."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
 def drop_torn_tail(path: Path) -> None:
     """Removes a last line that was not written whole."""
     if not path.exists():
