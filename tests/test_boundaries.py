@@ -35,6 +35,7 @@ TORCH_FREE = {
     "nearness",
     "outcome",
     "pack",
+    "placement",
     "retry",
     "routing",
     "schedule",
