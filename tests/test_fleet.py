@@ -109,7 +109,7 @@ def test_a_trial_inherits_neither_torch_nor_environment_nor_descriptors(
         (result,) = fleet.poll(20)
     assert result["torch"] is False
     assert not {"BARTLEBY_TEST_SECRET", "HOME", "USER", "PYTHONPATH"} & set(result["environment"])
-    assert result["descriptors"] == 4  # the standard three and the way back
+    assert result["descriptors"] == 5  # the standard three, the way back, and where to say that it is up
 
 
 @pytest.mark.parametrize(

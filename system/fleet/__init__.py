@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
-__all__ = ["Fleet", "FleetError", "kit_of", "lifetime_s"]
+__all__ = ["Fleet", "FleetError", "check_spec", "kit_of", "lifetime_s", "lost"]
 
 
 class FleetError(Exception):
@@ -21,11 +22,33 @@ def lifetime_s(spec: dict[str, Any]) -> float:
     return spec["deadline_s"] + spec.get("start_s", 0) + spec.get("verify_s", 0) + 2 * spec.get("stop_s", 0)
 
 
+def check_spec(spec: dict[str, Any], running: Collection[str]) -> None:
+    """Refuses what no fleet could run.
+
+    Raises:
+        ValueError: the spec has no proper trial_id or deadline_s, or a trial of that id is running.
+    """
+    trial_id, deadline_s = spec.get("trial_id"), spec.get("deadline_s")
+    if not isinstance(trial_id, str) or not trial_id:
+        raise ValueError(f"trial_id must be a text that is not empty, got {trial_id!r}")
+    if trial_id in running:
+        raise ValueError(f"trial_id must not be running already, got {trial_id!r}")
+    if not isinstance(deadline_s, int | float) or not deadline_s > 0:
+        raise ValueError(f"deadline_s must be positive, got {deadline_s!r}")
+
+
+def lost(trial_id: str, cause: str, *, phase: str = "process") -> dict[str, Any]:
+    """The result of a trial that ended with something that it shared with others, through no fault of its own."""
+    outcome = {"kind": "system_error", "phase": phase, "cause": cause}
+    return {"trial_id": trial_id, "outcome": outcome, "blameless": True, "cpu_seconds": {"trial": 0.0}}
+
+
 class Fleet(Protocol):
     """Starts trials and hands back one result for each; how many run at once is the caller's business.
 
     A result is what the trial returned, with `trial_id` and `cpu_seconds["trial"]` added. A trial that
-    raised, died or was killed has `"outcome": {"kind": "system_error", "phase": .., "cause": ..}` instead.
+    raised, died or was killed has `"outcome": {"kind": "system_error", "phase": .., "cause": ..}` instead,
+    and `"blameless": True` if that was because of what it shares with others: their parent, their node.
     """
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -14,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from system.fleet import FleetError
+from core.placement import next_start, start_wait
+from system.fleet import FleetError, check_spec, lost
 from system.fleet.warm import read_result
 from system.sandbox import clean_environment, reap, removal
 from system.sandbox.scratch import abandoned
@@ -41,6 +43,9 @@ class LocalFleet:
             to pay for what they load.
         grace_s: a trial is killed this long after its own deadlines (`lifetime_s`).
         temporary: folder of the temporary files of the trials; the machine's if None.
+        max_starting: trials that are started and have not said that they are up (`starting.started`); those beyond
+            wait, and neither their deadlines nor their cost begin before.
+        starts_per_s: trials that are started in a second.
     """
 
     def __init__(
@@ -51,9 +56,15 @@ class LocalFleet:
         warm: Sequence[str] = WARM,
         grace_s: float = 5.0,
         temporary: Path | None = None,
+        max_starting: float = math.inf,
+        starts_per_s: float = math.inf,
     ) -> None:
         if not grace_s >= 0:
             raise ValueError(f"grace_s must not be negative, got {grace_s}")
+        start_wait(
+            0, max_starting=max_starting, next_s=0.0, now_s=0.0
+        )  # refuses what could never start a trial
+        next_start(0.0, starts_per_s=starts_per_s)
         self._scratch = scratch.resolve()
         self._scratch.mkdir(parents=True, exist_ok=True)
         self.log = self._scratch / "fleet.log"
@@ -63,6 +74,8 @@ class LocalFleet:
             "warm": list(warm),
             "grace_s": grace_s,
             "driver": os.getpid(),
+            "max_starting": max_starting,
+            "starts_per_s": starts_per_s,
         }
         self._environment = clean_environment()
         if temporary is not None:
@@ -81,6 +94,11 @@ class LocalFleet:
         return frozenset(self._running)
 
     @property
+    def descriptor(self) -> int | None:
+        """Is readable when `poll` would take something in; None while the fleet has no parent process."""
+        return None if self._parent is None else self._control.fileno()
+
+    @property
     def parent_pid(self) -> int:
         """Pid of the parent of the trials. Raises FleetError while there is none."""
         if self._parent is None:
@@ -94,18 +112,12 @@ class LocalFleet:
             ValueError: the spec has no proper trial_id or deadline_s, or a trial of that id is running.
             FleetError: the fleet is closed, or its parent process does not start again.
         """
-        trial_id, deadline_s = spec.get("trial_id"), spec.get("deadline_s")
-        if not isinstance(trial_id, str) or not trial_id:
-            raise ValueError(f"trial_id must be a text that is not empty, got {trial_id!r}")
-        if trial_id in self._running:
-            raise ValueError(f"trial_id must not be running already, got {trial_id!r}")
-        if not isinstance(deadline_s, int | float) or not deadline_s > 0:
-            raise ValueError(f"deadline_s must be positive, got {deadline_s!r}")
+        check_spec(spec, self._running)
         if self._closed:
             raise FleetError("the fleet is closed")
         if self._parent is None:
             self._start_parent()
-        self._running.add(trial_id)
+        self._running.add(spec["trial_id"])
         self._send({"type": "start", "spec": spec})
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -134,6 +146,13 @@ class LocalFleet:
         """Kill a trial; its result comes with the outcome "cancelled"."""
         if trial_id in self._running:
             self._send({"type": "cancel", "trial_id": trial_id})
+
+    def pace(self, starts_per_s: float) -> None:
+        """From now on start so many trials in a second."""
+        next_start(0.0, starts_per_s=starts_per_s)
+        self._order["starts_per_s"] = starts_per_s
+        if self._parent is not None:
+            self._send({"type": "pace", "starts_per_s": starts_per_s})
 
     def close(self) -> None:
         """Kill what still runs, end the parent, remove what they made."""
@@ -249,9 +268,7 @@ class LocalFleet:
             cause = f"fleet parent hung up: exit {self._parent.wait(5)}"
         self._parent = None
         known = {result["trial_id"] for result in self._results}
-        for trial_id in sorted(self._running - known):
-            outcome = {"kind": "system_error", "phase": "process", "cause": cause}
-            self._results.append({"trial_id": trial_id, "outcome": outcome, "cpu_seconds": {"trial": 0.0}})
+        self._results += [lost(trial_id, cause) for trial_id in sorted(self._running - known)]
         self._reap_the_dying()
 
     def _reap_the_dying(self) -> None:

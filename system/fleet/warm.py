@@ -1,8 +1,8 @@
 """`python -m system.fleet.warm FD`: the parent of all trials of a machine. One thread, no torch, all loaded.
 
-It forks a process per trial, kills it when it is late, and ends with all of them when the driver ends, in whatever
-way the driver does. A result is written into memory of its own and handed on unread: it tells what a task expects, and
-later trials are forked from here.
+It forks a process per trial as soon as the pace of starts allows it, kills it when it is late, and ends with all of
+them when the driver ends, in whatever way the driver does. A result is written into memory of its own and handed on
+unread: it tells what a task expects, and later trials are forked from here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import math
 import os
 import resource
 import selectors
@@ -24,11 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from core.placement import next_start, start_wait
 from system.fleet import lifetime_s
+from system.fleet.starting import heard, tell_over
 from system.sandbox import kernel, reap
 
 MAX_RESULT = 256 << 20
 """Longest result of a trial in bytes."""
+
+LONGEST_WAIT_S = 3600.0
+"""After so long the loop looks around, whatever happens."""
+
+DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""How many a trial may have open: as many as this process at first. Later it has two for each trial."""
 
 FAULTY = 3
 """How a trial ends that tells of a system error: it may not have cleared up."""
@@ -58,19 +67,36 @@ class Parent:
         scratch: where the trials' folders are.
         grace_s: a trial is killed this long after its deadlines.
         driver: pid of the driver; its death ends this process too.
+        max_starting: trials between their fork and their word that they are up; the others wait, and their
+            deadlines with them.
+        starts_per_s: forks in a second.
     """
 
     def __init__(
-        self, control: socket.socket, run: Trial, scratch: Path, grace_s: float, driver: int
+        self,
+        control: socket.socket,
+        run: Trial,
+        scratch: Path,
+        grace_s: float,
+        driver: int,
+        *,
+        max_starting: float = math.inf,
+        starts_per_s: float = math.inf,
     ) -> None:
         self._control, self._run, self._scratch, self._grace_s = control, run, scratch, grace_s
+        self._max_starting, self._starts_per_s = max_starting, starts_per_s
         self._trials: dict[int, _Running] = {}
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._starting: set[int] = set()
+        self._next_start_s = -math.inf
         self._incoming = bytearray()
         self._outgoing: deque[tuple[bytearray, int]] = deque()
         self._open = True
         self._selector = selectors.DefaultSelector()
         control.setblocking(False)
         self._selector.register(control, selectors.EVENT_READ, self._on_control)
+        self._up, self._told_up = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._up, selectors.EVENT_READ, self._on_up)
         try:
             self._selector.register(os.pidfd_open(driver), selectors.EVENT_READ, self._on_driver_death)
         except ProcessLookupError:
@@ -85,7 +111,7 @@ class Parent:
         """Serve until the driver is gone, then kill every trial and remove what they made."""
         try:
             while self._open:
-                for key, events in self._selector.select(self._next_deadline()):
+                for key, events in self._selector.select(min(self._admit(), self._next_deadline())):
                     key.data(events)
                 self._kill_late()
         finally:
@@ -98,9 +124,22 @@ class Parent:
             self._sweep()
             reap(self._scratch)
 
-    def _next_deadline(self) -> float | None:
+    def _next_deadline(self) -> float:
         due = [trial.deadline for trial in self._trials.values() if trial.verdict is None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return min(max(0.0, min(due, default=math.inf) - time.monotonic()), LONGEST_WAIT_S)
+
+    def _admit(self) -> float:
+        """Start of the trials that wait those that may; how long until the next may."""
+        while self._waiting:
+            now = time.monotonic()
+            wait_s = start_wait(
+                len(self._starting), max_starting=self._max_starting, next_s=self._next_start_s, now_s=now
+            )
+            if wait_s > 0:
+                return wait_s
+            self._next_start_s = next_start(now, starts_per_s=self._starts_per_s)
+            self._start(self._waiting.pop(next(iter(self._waiting))))
+        return math.inf
 
     def _kill_late(self) -> None:
         now = time.monotonic()
@@ -136,11 +175,23 @@ class Parent:
         for line in lines:
             order = json.loads(line)
             if order["type"] == "start":
-                self._start(order["spec"])
+                self._waiting[order["spec"]["trial_id"]] = order["spec"]
+                self._admit()
+            elif order["type"] == "pace":
+                self._starts_per_s = order["starts_per_s"]
             else:
-                for trial in self._trials.values():
-                    if trial.trial_id == order["trial_id"]:
-                        self._kill(trial, {"outcome": {"kind": "cancelled"}})
+                self._cancel(order["trial_id"])
+
+    def _cancel(self, trial_id: str) -> None:
+        cancelled = {"outcome": {"kind": "cancelled"}}
+        if self._waiting.pop(trial_id, None) is not None:
+            self._report(trial_id, cancelled, 0.0)
+        for trial in self._trials.values():
+            if trial.trial_id == trial_id:
+                self._kill(trial, cancelled)
+
+    def _on_up(self, _events: int) -> None:
+        self._starting.difference_update(heard(self._up))
 
     def _flush(self) -> None:
         while self._outgoing:
@@ -174,7 +225,7 @@ class Parent:
             self._report(spec["trial_id"], _system_error(f"fork: {error.strerror}"), 0.0)
             return
         if pid == 0:
-            _become_trial(self._run, spec, result, parent)
+            _become_trial(self._run, spec, result, self._told_up, parent)
         limit_s = lifetime_s(spec) + self._grace_s
         trial = _Running(
             trial_id=spec["trial_id"],
@@ -185,6 +236,7 @@ class Parent:
             limit_s=limit_s,
         )
         self._trials[pid] = trial
+        self._starting.add(pid)
         self._selector.register(trial.pidfd, selectors.EVENT_READ, lambda _: self._on_end(trial))
 
     def _on_end(self, trial: _Running) -> None:
@@ -193,6 +245,7 @@ class Parent:
         os.close(trial.pidfd)
         _, status, usage = os.wait4(trial.pid, 0)
         del self._trials[trial.pid]
+        self._starting.discard(trial.pid)
         code = os.waitstatus_to_exitcode(status)
         self._sweep()
         if code != 0:  # it may not have cleared up
@@ -255,7 +308,7 @@ def read_result(fd: int) -> dict[str, Any]:
             return _system_error("the trial ended without a result")
 
 
-def _become_trial(run: Trial, spec: dict[str, Any], result: int, parent: int) -> NoReturn:
+def _become_trial(run: Trial, spec: dict[str, Any], result: int, up: int, parent: int) -> NoReturn:
     """Run a trial in a fresh fork and write its result; never returns."""
     status = 1
     try:
@@ -263,7 +316,8 @@ def _become_trial(run: Trial, spec: dict[str, Any], result: int, parent: int) ->
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         kernel.die_with_parent(parent)
         kernel.adopt_orphans()
-        _close_all_but(result)
+        _close_all_but(result, up)
+        tell_over(up)
         end = 0
         try:
             data = json.dumps(_checked(run(spec))).encode()
@@ -291,10 +345,13 @@ def _checked(result: object) -> dict[str, Any]:
     return result
 
 
-def _close_all_but(kept: int) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    os.closerange(3, kept)
-    os.closerange(kept + 1, limit)
+def _close_all_but(*kept: int) -> None:
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    resource.setrlimit(resource.RLIMIT_NOFILE, DESCRIPTORS)
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -333,7 +390,9 @@ def main(fd: int) -> int:
         os.environ.pop(name, None)
     gc.collect()
     gc.freeze()
-    parent = Parent(control, run, scratch, order["grace_s"], order["driver"])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS[1], DESCRIPTORS[1]))
+    pace = {name: order[name] for name in ("max_starting", "starts_per_s")}
+    parent = Parent(control, run, scratch, order["grace_s"], order["driver"], **pace)
     parent.say({"type": "ready"})
     parent.loop()
     return 0
