@@ -48,6 +48,8 @@ class TrialEnded:
         reward: None unless valid.
         version_min: oldest sampled token; None if none was sampled.
         version_max: newest.
+        blameless: a system error of what trials share, as an engine or a worker that died: the place waits for
+            another attempt however often, so whoever reports this bounds how often it may happen.
     """
 
     trial_id: str
@@ -56,6 +58,7 @@ class TrialEnded:
     reward: float | None
     version_min: int | None
     version_max: int | None
+    blameless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from ..outcome import group_verdict
 from ..staleness import accepted_at
 from .evaluation import start_evaluation
 from .message import (
+    Action,
     CancelTrial,
     CapacityChanged,
     Event,
@@ -89,6 +90,7 @@ def _reopen(settings: Settings, state: State, version: int) -> Step:
         groups=train,
         running={},
         evaluating=None,
+        recent=() if state.ending else state.recent,
         ending="",
         finished=False,
     )
@@ -109,13 +111,27 @@ def _end_trial(settings: Settings, state: State, event: TrialEnded) -> Step:
         return state, ()
     group_id, index = state.running[event.trial_id]
     state = replace(state, running={k: v for k, v in state.running.items() if k != event.trial_id})
-    if group_id not in state.groups:
+    actions: tuple[Action, ...] = ()
+    if group_id in state.groups:
+        group = state.groups[group_id]
+        samples = list(group.samples)
+        samples[index] = _ended(settings, samples[index], event)
+        group = replace(group, samples=tuple(samples))
+        state, actions = _settle(settings, put(state, group), group)
+    state, more = _count(settings, state, event)
+    return state, actions + more
+
+
+def _count(settings: Settings, state: State, event: TrialEnded) -> Step:
+    """A run of whose last trials the system broke too many comes to an end: what is left is a biased sample."""
+    if event.kind == "cancelled" or event.blameless:
         return state, ()
-    group = state.groups[group_id]
-    samples = list(group.samples)
-    samples[index] = _ended(settings, samples[index], event)
-    group = replace(group, samples=tuple(samples))
-    return _settle(settings, put(state, group), group)
+    recent = (*state.recent, event.kind == "system_error")[-settings.error_window :]
+    state, errors = replace(state, recent=recent), sum(recent)
+    if len(recent) < settings.error_window or errors / settings.error_window <= settings.max_error_share:
+        return state, ()
+    told = f"{errors} of the last {settings.error_window} trials were system errors"
+    return _end_early(state, f"{told}, more than max_error_share {settings.max_error_share}")
 
 
 def _ended(settings: Settings, sample: Sample, event: TrialEnded) -> Sample:
@@ -125,8 +141,9 @@ def _ended(settings: Settings, sample: Sample, event: TrialEnded) -> Sample:
         oldest = sample.version if event.version_min is None else event.version_min
         newest = oldest if event.version_max is None else event.version_max
         return replace(sample, status="valid", reward=event.reward, version=oldest, newest=newest)
-    if event.kind == "system_error" and sample.errors < settings.max_retries:
-        return replace(sample, status="waiting", attempt=sample.attempt + 1, errors=sample.errors + 1)
+    errors = sample.errors + (not event.blameless)
+    if event.kind == "system_error" and errors <= settings.max_retries:
+        return replace(sample, status="waiting", attempt=sample.attempt + 1, errors=errors)
     return replace(sample, status="lost")
 
 

@@ -36,6 +36,9 @@ class Settings:
             whole, however old, which bounds the age only on average and is for comparison.
         max_late: where it is "mask", groups that a step may leave too old; if it would leave more, it waits until
             enough of them have ended. 0 masks nothing and takes the steps of "wait"; None never waits.
+        max_error_share: of the last trials that ended, the share that the system may have broken; beyond it the run
+            finishes. 1 never finishes it.
+        error_window: so many are the last; fewer are not judged. Blameless and cancelled ones are left out.
         requeue_stale: a task dropped as too old is drawn again, next.
         task_count: training tasks, numbered from 0; each is drawn once an epoch, every epoch in its own
             order.
@@ -67,6 +70,8 @@ class Settings:
     evaluation_tasks: int
     evaluation_samples: int
     max_late: int | None = None
+    max_error_share: float = 1.0
+    error_window: int = 64
 
     def __post_init__(self) -> None:
         positive = {
@@ -75,6 +80,7 @@ class Settings:
             "max_running": self.max_running,
             "task_count": self.task_count,
             "evaluation_samples": self.evaluation_samples,
+            "error_window": self.error_window,
         }
         not_negative = {
             "steps": self.steps,
@@ -96,6 +102,8 @@ class Settings:
         check_whole("min_valid", self.min_valid)
         if not 0 <= self.tolerance < math.inf:
             raise ValueError(f"tolerance must not be negative and must be finite, got {self.tolerance}")
+        if not 0 <= self.max_error_share <= 1:
+            raise ValueError(f"max_error_share must lie between 0 and 1, got {self.max_error_share}")
         if not 2 <= self.min_valid <= self.group_size:
             raise ValueError(
                 f"min_valid must lie between 2 and group_size {self.group_size}, got {self.min_valid}"

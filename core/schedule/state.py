@@ -95,6 +95,8 @@ class State:
         requeued: tasks to be drawn before the epochs go on.
         evaluating: the version under evaluation.
         zero_variance, lost: groups dropped for it since the last Train.
+        recent: of the last trials that ended, whether the system broke it; empty after an early end, since whoever
+            reopens the run then knows.
         max_running: trials side by side, if that has changed.
         ending: why the run ends early; empty otherwise.
         finished: Finished has been said.
@@ -119,6 +121,7 @@ class State:
     evaluating: int | None = None
     zero_variance: int = 0
     lost: int = 0
+    recent: tuple[bool, ...] = ()
     ending: str = ""
     finished: bool = False
 

@@ -80,13 +80,18 @@ class Auditor:
         self.again: dict[int, Train] = {}
         """steps that a killed run had taken and must take again"""
         self.heard = self.lost = 0
+        self.broken: list[bool] = []
+        self.reason = ""
 
     def audit(self, event: Event, actions: Sequence[Action]) -> None:
         """One event and the actions that followed it."""
         assert not self.finished or not actions, "nothing after Finished"
         self.hear(event)
         for action in actions:
+            if not isinstance(action, DropGroup | CancelTrial):
+                self.judge()
             self.see(action)
+        self.judge()
         if not self.finished:
             assert self.running or self.training or self.syncing or self.saving, (
                 "a run that is not finished waits for something"
@@ -109,9 +114,11 @@ class Auditor:
         elif isinstance(event, WeightsApplied):
             self.applied, self.syncing = event.version, False
         elif isinstance(event, StopAsked):
-            self.end_early()
+            self.end_early("stop asked")
         elif event.trial_id in self.running:
             start = self.running.pop(event.trial_id)
+            if event.kind != "cancelled" and not event.blameless:
+                self.broken.append(event.kind == "system_error")
             group = self.groups[start.group_id]
             if event.valid and not group.fate:
                 assert event.reward is not None
@@ -123,6 +130,8 @@ class Auditor:
                 group.newest[start.sample] = (
                     group.oldest[start.sample] if event.version_max is None else event.version_max
                 )
+            elif event.kind == "system_error" and event.blameless:
+                pass
             elif (
                 event.kind == "system_error" and group.errors.get(start.sample, 0) < self.settings.max_retries
             ):
@@ -132,9 +141,19 @@ class Auditor:
             if len(group.reward) + len(group.lost) == self.settings.group_size:
                 group.decided = self.heard
 
-    def end_early(self) -> None:
+    def judge(self) -> None:
+        """Too many system errors among the last trials end the run."""
+        last = self.broken[-self.settings.error_window :]
+        if len(last) == self.settings.error_window and sum(last) / len(last) > self.settings.max_error_share:
+            self.end_early(
+                f"{sum(last)} of the last {len(last)} trials were system errors, "
+                f"more than max_error_share {self.settings.max_error_share}"
+            )
+
+    def end_early(self, reason: str) -> None:
         """Groups that are not decided are let go; their tasks come first should the run go on."""
         if not self.stopping:
+            self.reason = reason
             let_go = [g for _, g in sorted(self.groups.items()) if g.purpose == "train" and not g.fate]
             let_go = [g for g in let_go if not g.decided]
             for group in let_go:
@@ -149,7 +168,9 @@ class Auditor:
         self.again |= {v: step for v, step in self.line.items() if v >= version}
         self.line = {v: step for v, step in self.line.items() if v < version}
         self.trained, self.applied, self.running = version, None, {}
+        self.broken = [] if self.stopping else self.broken
         self.training = self.saving = self.finished = self.stopping = False
+        self.reason = ""
         self.syncing, self.evaluating = False, None
         for group in self.groups.values():
             if group.purpose == "eval" and not group.fate:
@@ -178,6 +199,7 @@ class Auditor:
         elif isinstance(action, EvaluationEnded):
             self.end_evaluation(action.version)
         elif isinstance(action, Finished):
+            assert action.reason == (self.reason or "all steps trained")
             self.finish()
 
     def start(self, action: StartTrial) -> None:
@@ -233,7 +255,7 @@ class Auditor:
             assert self.settings.group_size - len(group.lost) < self.settings.min_valid
             self.lost += 1
             if self.lost > self.settings.max_lost:
-                self.end_early()
+                self.end_early("too many lost groups")
         else:
             late = self.settings.late_group
             versions = [*group.oldest.values(), *self.versions_running(action.group_id)]

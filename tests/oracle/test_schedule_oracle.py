@@ -53,7 +53,8 @@ def policies(draw: st.DrawFn) -> Settings:
     group_size = draw(st.integers(2, 3))
     batch_groups = draw(st.integers(1, 3))
     steps = draw(st.integers(1, 4))
-    late_group = draw(st.sampled_from(["wait", "drop", "mask", "mask", "train"]))
+    late_groups: list[Literal["wait", "drop", "mask", "train"]] = ["wait", "drop", "mask", "mask", "train"]
+    late_group = draw(st.sampled_from(late_groups))
     return Settings(
         steps=steps,
         batch_groups=batch_groups,
@@ -76,6 +77,8 @@ def policies(draw: st.DrawFn) -> Settings:
         evaluate_at=tuple(sorted(draw(st.sets(st.integers(0, steps), max_size=2)))),
         evaluation_tasks=draw(st.integers(1, 2)),
         evaluation_samples=draw(st.integers(1, 2)),
+        max_error_share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.2])),
+        error_window=draw(st.integers(1, 9)),
     )
 
 
@@ -127,9 +130,9 @@ class Played:
         name = self.random.choice(sorted(self.running))
         start = self.running.pop(name)
         score = None if self.random.random() < self.broken else self.random.choice([0.0, 0.5, 1.0, 1.0])
-        return oracle.ended(
-            start, score, self.random.randint(start.policy_version, self.applied), self.applied
-        )
+        oldest = self.random.randint(start.policy_version, self.applied)
+        end = oracle.ended(start, score, oldest, self.applied)
+        return replace(end, blameless=score is None and self.random.random() < 0.2)
 
     def carry_out(self, action: Action) -> None:
         """What the shell would do."""

@@ -83,6 +83,7 @@ class World:
     versions: dict = field(default_factory=dict)
     newest: dict = field(default_factory=dict)
     fixed: dict = field(default_factory=dict)
+    blameless_rate: float = 0.0
     kinds: dict = field(default_factory=dict)
 
     def run(self, version: int = 0, limit: int = 20000) -> World:
@@ -135,6 +136,7 @@ class World:
     def trial_ends(self, action: StartTrial, rng: random.Random, applied: int) -> TrialEnded:
         kind = "system_error" if rng.random() < self.lost_rate else "solved"
         kind = self.kinds.setdefault(action.trial_id, kind)
+        blameless = kind == "system_error" and rng.random() < self.blameless_rate
         first = rng.randint(action.policy_version, applied)
         self.versions[action.trial_id] = first
         self.newest[action.trial_id] = applied
@@ -146,6 +148,7 @@ class World:
             reward=float(rng.random() < self.solved_rate) if valid else None,
             version_min=first if valid else None,
             version_max=applied if valid else None,
+            blameless=blameless,
         )
 
     def said(self, kind):
@@ -376,6 +379,73 @@ def test_a_system_error_is_tried_again_so_often_and_never_trained(world):
         assert all(world.kinds[s.trial_id] == "system_error" for s in starts[:-1])
     trained = {trial for train in world.said(Train) for trial in train.trial_ids}
     assert all(world.kinds[trial] == "solved" for trial in trained)
+
+
+@given(world=worlds(max_retries=0))
+def test_an_error_of_what_trials_share_is_nobodys_error_and_tried_again_however_often(world):
+    world.lost_rate, world.blameless_rate = 0.4, 1.0
+    world.run()
+    assert not [drop for drop in world.said(DropGroup) if drop.reason == "lost"]
+    assert all(s.errors == 0 for state in world.states for g in state.groups.values() for s in g.samples)
+    assert not any(state.recent.count(True) for state in world.states)
+    trained = Counter(trial.split("-")[1] for train in world.said(Train) for trial in train.trial_ids)
+    assert set(trained.values()) <= {world.settings.group_size}
+
+
+@given(
+    world=worlds(save_every=1),
+    share=st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]),
+    window=st.integers(1, 12),
+    crashes=st.lists(st.integers(1, 60), max_size=2, unique=True),
+)
+def test_a_run_ends_when_the_system_broke_too_many_of_the_last_trials_and_not_before(
+    world, share, window, crashes
+):
+    """Blameless and cancelled trials do not count, nor does what came before an end when the run is reopened."""
+    world.settings = replace(world.settings, max_error_share=share, error_window=window)
+    world.blameless_rate, world.crashes = 0.2, tuple(crashes)
+    world.run()
+    last, reason, before = [], "", schedule.begin()
+    for event, state in zip(world.events, world.states):
+        if isinstance(event, Reopened):
+            last, reason = ([] if before.ending else last), ""
+        if isinstance(event, TrialEnded) and event.trial_id in before.running:
+            last += [event.kind == "system_error"] * (event.kind != "cancelled" and not event.blameless)
+            errors, whole = sum(last[-window:]), len(last) >= window
+            if whole and errors / window > share and not reason:
+                told = f"{errors} of the last {window} trials were system errors"
+                reason = f"{told}, more than max_error_share {share}"
+        assert state.ending == reason
+        before = state
+    assert world.actions[-1][-1] == Finished(reason=reason or "all steps trained")
+
+
+def test_a_bound_on_errors_is_met_exactly_and_fewer_than_the_window_are_not_judged():
+    """29 of 100, where a product of floats would say that 29 is more than 0.29 * 100."""
+    settings = settings_of(
+        group_size=2, max_running=200, batch_groups=60, max_error_share=0.29, error_window=100
+    )
+    failed = [broken(i // 2, i % 2) for i in range(30)]
+    solved = [end for g in range(20, 60) for end in ends(g, 0.0, 1.0)]
+    state, _ = drive(settings, *failed[:29], *solved[:71])
+    assert len(state.recent) == 100 and not state.ending
+    state, _ = drive(settings, *failed, *solved[:69])
+    assert len(state.recent) == 99 and not state.ending
+    state, actions = drive(settings, *failed, *solved[:70])
+    assert state.ending == "30 of the last 100 trials were system errors, more than max_error_share 0.29"
+    assert {a.trial_id for a in actions[-1]} == set(state.running)
+    assert all(isinstance(a, CancelTrial) for a in actions[-1])
+
+
+def broken(group, sample, attempt=0):
+    return TrialEnded(
+        trial_id=f"train-{group}-{sample}-{attempt}",
+        kind="system_error",
+        valid=False,
+        reward=None,
+        version_min=None,
+        version_max=None,
+    )
 
 
 @given(world=worlds())
@@ -859,7 +929,14 @@ def test_opening_past_the_last_step_is_refused():
     [
         *(
             ({name: 0}, f"{name} must be positive, got 0")
-            for name in ("batch_groups", "group_size", "max_running", "task_count", "evaluation_samples")
+            for name in (
+                "batch_groups",
+                "group_size",
+                "max_running",
+                "task_count",
+                "evaluation_samples",
+                "error_window",
+            )
         ),
         *(
             ({name: -1}, f"{name} must not be negative, got -1")
@@ -890,6 +967,10 @@ def test_opening_past_the_last_step_is_refused():
         *(
             ({"tolerance": value}, f"tolerance must not be negative and must be finite, got {value}")
             for value in (math.nan, -1e-9, math.inf)
+        ),
+        *(
+            ({"max_error_share": value}, f"max_error_share must lie between 0 and 1, got {value}")
+            for value in (math.nan, -0.1, 1.1)
         ),
         ({"min_valid": 1}, "min_valid must lie between 2 and group_size 3, got 1"),
         ({"min_valid": 4}, "min_valid must lie between 2 and group_size 3, got 4"),
