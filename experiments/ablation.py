@@ -79,12 +79,16 @@ class Config:
     late_group: Literal["wait", "drop", "mask", "train"] = "wait"
     """What to do about a slow group: wait for it before it gets too old; train on, and drop it when it is; train of it
     what is young enough; or train it however old."""
+    max_late: int | None = None
+    """With late_group mask: groups that a step may leave too old; rather than leave more it waits. 0 masks nothing."""
     save_every: int = 0
     """Steps after which weights and optimizer are saved, so that a run that is killed can go on; 0 for never."""
     resume: bool = False
     """Go on with the run in the folder `out`, which must have been begun with the same settings."""
     max_retries: int = 2
     """Further attempts at a trial that met a system error."""
+    max_error_share: float = 0.5
+    """Share of the last 64 trials that may have met a system error; beyond it the run ends."""
     train: Path | None = None
     """Folder of Harbor task directories to train on; by default tasks are generated. Tasks that are for evaluation
     only, as those of APEX-Agents are by their licence, are refused."""
@@ -160,6 +164,11 @@ class Config:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be finite and not negative, got {self.learning_rate}")
+        if self.max_late is not None and not (self.max_late >= 0 and self.late_group == "mask"):
+            told = f"{self.max_late} with late_group {self.late_group}"
+            raise ValueError(f"max_late must be at least 0 and go with late_group mask, got {told}")
+        if not 0 <= self.max_error_share <= 1:
+            raise ValueError(f"max_error_share must lie between 0 and 1, got {self.max_error_share}")
         if not 0 <= self.nudge_ratio <= 1:
             raise ValueError(f"nudge_ratio must lie between 0 and 1, got {self.nudge_ratio}")
         if not 0 < self.confidence < 1:
@@ -484,6 +493,9 @@ class Runs:
             order=config.order,
             in_order_steps=0,
             late_group=config.late_group,
+            max_late=config.max_late,
+            max_error_share=config.max_error_share,
+            error_window=64,
             requeue_stale=True,
             task_count=len(tasks["train"]),
             seed=seed,
