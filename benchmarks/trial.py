@@ -182,7 +182,7 @@ def spec_of(name: str, kit: str, task: Path, socket_path: str, scratch: Path) ->
         "kit": kit,
         "task": str(task),
         "policy": str(POLICY),
-        "engine_socket": socket_path,
+        "engine_address": socket_path,
         "sandbox": "bubblewrap",
         "scratch": str(scratch),
         "seed": 1,

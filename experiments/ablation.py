@@ -28,6 +28,7 @@ from core.counter import counter_hash
 from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
 from system.checkpoint import write_checkpoint
+from system.engine import RestartRule
 from system.journal import Journal, read_tags
 from system.lock import held
 from system.loop import AdvantageFunction, Crew, Loop, trial_ended
@@ -74,6 +75,13 @@ class Config:
     """Versions that the oldest token of a trained trajectory may lag behind the trainer."""
     max_running: int = 24
     """Trials side by side."""
+    engines: int = 1
+    """Engines that sample; a trial stays with the one that had the fewest when it began."""
+    engine_restarts: int = 8
+    """How often an engine that ended is started again within ten minutes; its next end is the end of the run."""
+    reset_kv_on_sync: bool = False
+    """At new weights, compute again what older ones had cached of the trajectories under way; else it is kept, and only
+    a trajectory that begins later has nothing of older weights."""
     order: Literal["oldest", "completion", "admission"] = "oldest"
     """Which of the groups that are ready are trained first."""
     late_group: Literal["wait", "drop", "mask", "train"] = "wait"
@@ -153,6 +161,8 @@ class Config:
         least = {
             **dict.fromkeys(("seed", "seed_held_out", "max_staleness", "max_retries", "save_every"), 0),
             **dict.fromkeys(("seeds", "steps", "groups", "max_running", "tasks", "tasks_held_out"), 1),
+            "engines": 1,
+            "engine_restarts": 0,
             **dict.fromkeys(("attempts", "worlds", "token_budget", "turn_tokens", "turns", "threads"), 1),
             **dict.fromkeys(("group_size", "context", "context_held_out"), 2),
         }
@@ -264,6 +274,8 @@ def run(
                 max_sessions=2 * config.max_running,
                 threads=config.threads,
                 device=config.device,
+                engines=config.engines,
+                restart=RestartRule(most=config.engine_restarts),
                 kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
                 modal=modal,
             ) as machine,
@@ -381,6 +393,7 @@ class Runs:
             advantage=rules.advantage,
             journal=journal,
             observer=recorder,
+            reset_kv=config.reset_kv_on_sync,
             save=lambda version: write_checkpoint(checkpoints, version, save=trainer.save, about=about),
             resumed=found.resumed if found else None,
         )
@@ -517,7 +530,6 @@ class Runs:
             "trial_id": trial_id,
             "task": str(tasks[action.purpose][action.task].folder),
             "policy": str(config.policy.resolve()),
-            "engine_socket": str(self.machine.engine_socket),
             "sandbox": self.machine.sandbox,
             **({"modal": self.modal} if self.modal else {}),
             **({"judge_socket": self.judge_socket} if self.judge_socket else {}),

@@ -51,7 +51,7 @@ class Config:
     """Who plays: expert, which knows our own kinds of tasks, or the folder of a policy."""
     policy: Path = ROOT / "policies" / "clerk"
     """Folder whose tokenizer and chat template the expert speaks; a policy brings its own."""
-    engine_socket: Path | None = None
+    engine_address: Path | None = None
     """Socket of an engine that runs already with the policy's weights; by default the embedded one is started."""
     data: Path | None = None
     """Folder of Harbor task directories; by default tasks are generated, mixed in domain, length and kind."""
@@ -136,8 +136,8 @@ class Config:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if not 0 <= self.max_system_error <= 1:
             raise ValueError(f"max_system_error must lie between 0 and 1, got {self.max_system_error}")
-        if self.by_expert and self.engine_socket is not None:
-            raise ValueError(f"engine_socket must be left out for the expert, got {self.engine_socket}")
+        if self.by_expert and self.engine_address is not None:
+            raise ValueError(f"engine_address must be left out for the expert, got {self.engine_address}")
 
     @property
     def by_expert(self) -> bool:
@@ -284,10 +284,10 @@ def started(
     if config.by_expert:
         chat = Chat(config.policy_folder)
         start = partial(ScriptedEngine, chat=chat, write=lambda _, opening: expert_script(opening))
-        opened = machinery_with(start, **around)
-    elif config.engine_socket is not None:
-        engine = OtherEngine(config.engine_socket)
-        opened = machinery_with(lambda _: engine, **around)
+        opened = machinery_with([start], **around)
+    elif config.engine_address is not None:
+        engine = OtherEngine(config.engine_address)
+        opened = machinery_with([lambda _: engine], **around)
     else:
         opened = machinery(
             **around,
@@ -312,7 +312,7 @@ def spec_of(
         "trial_id": given.trial_id,
         "task": str(given.folder.resolve()),
         "policy": str(config.policy_folder.resolve()),
-        "engine_socket": str(machine.engine_socket),
+        "engine_address": machine.engine.place(given.trial_id),
         "sandbox": machine.sandbox,
         **({"modal": modal} if modal else {}),
         "sandbox_limits": {"start_s": config.start_s, "stop_s": config.stop_s},
@@ -359,6 +359,7 @@ def play(
                 machine.fleet.start(spec(one))
             for result in machine.fleet.poll(0.2):
                 one, begun = running.pop(result["trial_id"])
+                machine.engine.release(one.trial_id, failed=False)
                 tally.add(result, task=name_of(one), seconds=time.monotonic() - begun)
                 trajectories.write({**described(one), **result})
             shown.show(tally)

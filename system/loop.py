@@ -40,13 +40,16 @@ from core.schedule import (
 )
 from core.staleness import fresh_mask
 from system.checkpoint import SaveError
-from system.engine import Engine
+from system.engine import Applied, Router
 from system.fleet import Fleet
 from system.journal import Journal
 from system.trainer import StepMetrics, StepRow, TrainerProcess
 
 SCORED_TRUNCATIONS = ("context", "turn_cap", "step_cap")
 """Limits of the policy's own making: such a trial keeps the reward it got. The wall clock also measures the machine."""
+
+ENGINE = "engine"
+"""Phase of a system error that is the engine's end: its trials are tried again, and none of them is blamed."""
 
 POLL_S = 0.01
 
@@ -66,15 +69,19 @@ class Observer(Protocol):
         """All trials of an evaluation that have a valid reward."""
         ...
 
+    def note(self, text: str) -> None:
+        """Something that a person may want to know."""
+        ...
+
     def tick(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
-    """Those who carry actions out. Without a trainer the engine keeps the weights it has: evaluation alone."""
+    """Those who carry actions out. Without a trainer the engines keep the weights they have: evaluation alone."""
 
     fleet: Fleet
-    engine: Engine
+    engine: Router
     trainer: TrainerProcess | None
 
 
@@ -102,11 +109,12 @@ class Loop:
         settings: the schedule's policy.
         crew: fleet, engine, trainer.
         name: of this run; it begins every trial id, so that logs of several runs can lie in one file.
-        spec: what the fleet needs for a trial, from the action and the full trial id.
+        spec: what the fleet needs for a trial, from the action and the full trial id; but for its engine's address.
         advantage: one of core.advantage with its settings bound.
         journal: gets every event with its actions.
         observer: is told what happens.
         save: puts the trainer's version on disk; in a thread of its own, while the fleet goes on.
+        reset_kv: caches are recomputed at every change of weights; else a trajectory keeps what older ones cached.
         resumed: where to go on; from the start if None.
     """
 
@@ -121,13 +129,17 @@ class Loop:
         journal: Journal,
         observer: Observer,
         save: Callable[[int], object] | None = None,
+        reset_kv: bool = False,
         resumed: Resumed | None = None,
     ) -> None:
         self.settings, self.crew, self.name, self.spec = settings, crew, name, spec
         self.advantage, self.journal, self.observer = advantage, journal, observer
-        self.save, self.state = save, resumed.state if resumed else begin()
+        self.save, self.reset_kv = save, reset_kv
+        self.state = resumed.state if resumed else begin()
         self.pending: deque[Event] = deque(resumed.events if resumed else [Opened(version=0)])
         self.started: dict[str, StartTrial] = {}
+        self.held: dict[str, StartTrial] = {}
+        """Those that wait because no engine lives, in order."""
         self.results: dict[str, Result] = dict(resumed.results) if resumed else {}
         self.gone: set[int] = set(resumed.gone) if resumed else set()
         self.saving: tuple[int, Future[object]] | None = None
@@ -152,7 +164,8 @@ class Loop:
     def _next_event(self) -> Event:
         while not self.pending:
             self.observer.tick()
-            for result in self.crew.fleet.poll(POLL_S if self.training or self.saving else 0.2):
+            self._look_at_engines()
+            for result in self.crew.fleet.poll(self._patience_s()):
                 self.pending.append(self._trial_ended(result))
             if self.training and self.crew.trainer and (metrics := self.crew.trainer.poll(0.0)):
                 self.pending.append(self._step_trained(self.training, metrics))
@@ -170,13 +183,28 @@ class Loop:
             raise SaveError(told) from error
         return Saved(version=version)
 
+    def _look_at_engines(self) -> None:
+        for happened in self.crew.engine.poll(POLL_S):
+            if isinstance(happened, Applied):
+                self.pending.append(WeightsApplied(version=happened.version))
+            else:
+                self.observer.note(str(happened))
+        while self.held and self._start(next(iter(self.held.values()))):
+            continue
+
+    def _patience_s(self) -> float:
+        """How long to wait for the fleet: not at all where weights were waited for already."""
+        if self.crew.engine.moving or self.pending:
+            return 0.0
+        return POLL_S if self.training or self.saving else 0.2
+
     def _carry_out(self, action: Action) -> None:
         match action:
             case StartTrial():
                 self.started[action.trial_id] = action
-                self.crew.fleet.start(self.spec(action, self._full(action.trial_id)))
+                self._start(action)
             case CancelTrial():
-                self.crew.fleet.cancel(self._full(action.trial_id))
+                self._cancel(action.trial_id)
             case Train():
                 self._train(action)
             case SyncWeights():
@@ -194,7 +222,28 @@ class Loop:
             case Finished():
                 self.reason = action.reason
 
+    def _start(self, action: StartTrial) -> bool:
+        """Start a trial where an engine lives, or hold it until one does; whether it started."""
+        name = self._full(action.trial_id)
+        address = self.crew.engine.place(name)
+        if address is None:
+            self.held[action.trial_id] = action
+            return False
+        self.held.pop(action.trial_id, None)
+        self.crew.fleet.start({**self.spec(action, name), "engine_address": address})
+        return True
+
+    def _cancel(self, trial_id: str) -> None:
+        if self.held.pop(trial_id, None) is None:
+            self.crew.fleet.cancel(self._full(trial_id))
+        else:
+            result = {"trial_id": self._full(trial_id), "outcome": {"kind": "cancelled"}}
+            self.pending.append(self._trial_ended(result))
+
     def _trial_ended(self, result: Result) -> TrialEnded:
+        failed = result["outcome"]["kind"] == "system_error"
+        if (cause := self.crew.engine.release(result["trial_id"], failed=failed)) and failed:
+            result = lost_with_engine(result, cause)
         trial_id = result["trial_id"].removeprefix(f"{self.name}/")
         action = self.started.pop(trial_id)
         event = trial_ended(trial_id, result)
@@ -224,9 +273,10 @@ class Loop:
 
     def _sync(self, version: int) -> None:
         if self.crew.trainer is not None:
-            first = self.state.applied is None
-            self.crew.engine.update_weights(version, self.crew.trainer.weights_path, reset_kv=first)
-        self.pending.append(WeightsApplied(version=version))
+            reset_kv = self.reset_kv or self.state.applied is None
+            self.crew.engine.begin_update(version, self.crew.trainer.weights_path, reset_kv=reset_kv)
+        else:
+            self.pending.append(WeightsApplied(version=version))
 
     def _forget(self, group_id: int) -> None:
         self.gone.add(group_id)  # a trial of it that was cancelled can still end well
@@ -234,6 +284,16 @@ class Loop:
 
     def _full(self, trial_id: str) -> str:
         return f"{self.name}/{trial_id}"
+
+
+def lost_with_engine(result: Result, cause: str) -> Result:
+    """The result of a trial that failed when its engine ended: it names what failed, not where that was noticed.
+
+    What failed for want of neither engine nor time stays as it is.
+    """
+    if result["outcome"]["phase"] not in ("agent", "teardown"):
+        return result
+    return {**result, "blameless": True, "outcome": {**result["outcome"], "phase": ENGINE, "cause": cause}}
 
 
 def trial_ended(trial_id: str, result: Result) -> TrialEnded:
@@ -248,6 +308,7 @@ def trial_ended(trial_id: str, result: Result) -> TrialEnded:
         reward=result["reward"] if valid else None,
         version_min=min(versions, default=None),
         version_max=max(versions, default=None),
+        blameless=outcome.kind == "system_error" and bool(result.get("blameless")),
     )
 
 

@@ -3,17 +3,20 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from system.engine import EngineClient, EngineError, RunningEngine, start_embedded_engine
+from system.engine import EngineError, RestartRule, Router, RunningEngine, start_embedded_engine
 from system.fleet import Fleet
 from system.fleet.local import LocalFleet, warm_up
 from system.sandbox import choose_sandbox, reap, removal
+
+RESTART = RestartRule()
 
 
 class RunError(Exception):
@@ -22,10 +25,9 @@ class RunError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machinery:
-    """Engine and fleet of a run, up and connected; trainers come and go with the arms."""
+    """Engines and fleet of a run, up and connected; trainers come and go with the arms."""
 
-    engine: EngineClient
-    engine_socket: Path
+    engine: Router
     fleet: Fleet
     sandbox: str
     sandbox_line: str
@@ -42,46 +44,51 @@ def machinery(
     max_sessions: int,
     threads: int,
     device: str,
+    engines: int = 1,
+    restart: RestartRule = RESTART,
     kits: Collection[str] = ("brief",),
     modal: dict[str, Any] | None = None,
 ) -> Iterator[Machinery]:
-    """`machinery_with` the embedded engine.
+    """`machinery_with` embedded engines.
 
     Args:
-        policy: folder of the weights that the engine begins with.
-        engine_log: the engine's own record of what it sampled.
-        sandbox, kits, modal: as there.
+        policy: folder of the weights that the engines begin with.
+        engine_log: the first engine's own record of what it sampled; those of the others lie beside it.
+        sandbox, restart, kits, modal: as there.
         max_context: longest trajectory.
-        max_sessions: trajectories that the engine keeps cached.
-        threads: of torch, in the engine.
-        device: of the engine.
+        max_sessions: trajectories that an engine keeps cached.
+        threads: of torch, in an engine.
+        device: of the engines.
+        engines: how many.
     """
 
-    def start(socket_path: Path) -> RunningEngine:
-        return start_embedded_engine(
-            policy, socket_path, engine_log, max_context, max_sessions, threads, device
-        )
+    def start(log: Path, socket_path: Path) -> RunningEngine:
+        return start_embedded_engine(policy, socket_path, log, max_context, max_sessions, threads, device)
 
-    with machinery_with(start, policy=policy, sandbox=sandbox, kits=kits, modal=modal) as machine:
+    logs = [engine_log, *(engine_log.with_stem(f"{engine_log.stem}-{i}") for i in range(1, engines))]
+    around: dict[str, Any] = {"policy": policy, "sandbox": sandbox, "kits": kits, "modal": modal}
+    with machinery_with([partial(start, log) for log in logs], restart=restart, **around) as machine:
         yield machine
 
 
 @contextmanager
 def machinery_with(
-    start_engine: Callable[[Path], RunningEngine],
+    start_engines: Sequence[Callable[[Path], RunningEngine]],
     *,
     policy: Path,
     sandbox: str,
     kits: Collection[str],
+    restart: RestartRule = RESTART,
     modal: dict[str, Any] | None = None,
 ) -> Iterator[Machinery]:
-    """Starts an engine and the fleet side by side; at the end nothing of them is left.
+    """Starts the engines and the fleet side by side; at the end nothing of them is left.
 
     Args:
-        start_engine: starts it on a socket, or finds one that runs.
+        start_engines: each starts one on a socket, or finds one that runs.
         policy: folder whose chat template and tokenizer the trials use.
         sandbox: auto, bubblewrap, process or modal.
         kits: tools that the parent of the trials loads, of `system.fleet.office.KITS`.
+        restart: when an engine is given up and started again.
         modal: the fields of `system.sandbox.modal.ModalSettings`, for that sandbox; each trial's spec needs them too.
     """
     own = run_folder()
@@ -90,29 +97,33 @@ def machinery_with(
         own.mkdir(parents=True)
         own.parent.chmod(0o700)
         stack.callback(remove, own)
-        # The pool stays open to the end: the engine dies with the thread that started it.
-        pool = stack.enter_context(ThreadPoolExecutor())
+        # The pool stays open to the end: an engine dies with the thread that started it.
+        pool = stack.enter_context(ThreadPoolExecutor(2 + len(start_engines)))
         chosen = pool.submit(choose_sandbox, sandbox, modal)
         fleet = pool.submit(
             LocalFleet, own / "trials", warm=warm_up(kits, policy=policy), temporary=own / "tmp"
         )
-        engine = pool.submit(start_engine, own / "engine.sock")
+        started = [
+            pool.submit(start, own / f"engine-{number}.sock") for number, start in enumerate(start_engines)
+        ]
         stack.callback(lambda: fleet.exception() or fleet.result().close())
-        stack.callback(lambda: engine.exception() or engine.result().close())
-        client = engine.result().client()
-        stack.callback(client.close)
+        for one in started:
+            stack.callback(lambda one=one: one.exception() or one.result().close())
+        router = Router([one.result() for one in started], hold=own / "held", rule=restart)
+        stack.callback(router.close)
         kind, line = chosen.result()
         try:
             yield Machinery(
-                engine=client,
-                engine_socket=Path(engine.result().socket_path),
+                engine=router,
                 fleet=fleet.result(),
                 sandbox=kind,
                 sandbox_line=line,
                 scratch=own,
             )
+        except EngineError:
+            raise
         except Exception as error:
-            if fault := engine.result().fault(0.5):
+            if fault := router.fault(0.5):
                 raise EngineError(fault) from error
             raise
 

@@ -21,7 +21,8 @@ from core.outcome import Outcome
 from core.steps import final_rewards, goes_on, mean_rewards
 from core.tito import Ledger
 from system.child import ChildDied, in_a_child
-from system.engine import EngineClient
+from system.engine import EngineConnection, connect
+from system.fleet.starting import started
 from system.harness.chat import Chat
 from system.harness.code import CodeAgent
 from system.harness.connection import NotReady, open_tools
@@ -60,7 +61,7 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
     a spec are then of all steps together.
 
     Args:
-        spec: trial_id, task (folder), policy (folder), engine_socket, sandbox, scratch, seed, limits (the fields of
+        spec: trial_id, task (folder), policy (folder), engine_address, sandbox, scratch, seed, limits (the fields of
             `Limits` but the deadline), deadline_s (of the agent, from its first turn on) and tool_timeout_s (of a
             call). May have harness ("office" or "code"), toolset (of the office; the task's own if left out),
             judge_socket (of a `JudgeService`, for rubrics), sandbox_limits, purpose ("train" or "eval"),
@@ -77,7 +78,7 @@ def run_trial(spec: dict[str, Any], *, serving: Callable[..., Serve] = serving) 
     with phase("start", seconds, limit_s=_left(spec, "start_s", seconds, "start")):
         task = read_opening(Path(spec["task"]))
         sandbox = _opened(spec, task, serving)
-    engine = EngineClient(spec["engine_socket"], patience_s=spec.get("engine_s", math.inf))
+    engine = connect(spec["engine_address"], patience_s=spec.get("engine_s", math.inf))
     stop_s = spec.get("stop_s", math.inf)
     try:
         done = _steps_done(spec, task, sandbox, engine, seconds)
@@ -112,7 +113,7 @@ class StepDone(NamedTuple):
 
 
 def _steps_done(
-    spec: dict[str, Any], task: Opening, sandbox: Sandbox, engine: EngineClient, seconds: dict[str, float]
+    spec: dict[str, Any], task: Opening, sandbox: Sandbox, engine: EngineConnection, seconds: dict[str, float]
 ) -> list[StepDone]:
     """Runs and grades step after step, up to the last or to one that earned too little."""
     done: list[StepDone] = []
@@ -133,7 +134,7 @@ def _step_done(
     task: Opening,
     part: Part,
     sandbox: Sandbox,
-    engine: EngineClient,
+    engine: EngineConnection,
     seconds: dict[str, float],
     *,
     last: bool,
@@ -221,7 +222,7 @@ def _kit(spec: dict[str, Any], task: Opening) -> tuple[str, str]:
     return harness, spec.get("toolset", task.toolset)
 
 
-def agent_for(spec: dict[str, Any], engine: EngineClient) -> Harness:
+def agent_for(spec: dict[str, Any], engine: EngineConnection) -> Harness:
     """The agent of a spec; it works until the engine's deadline."""
     limits = dict(spec["limits"])
     if spec.get("purpose", "train") not in spec.get("nudge_purposes", ["train"]):
@@ -258,6 +259,7 @@ async def work(
     try:
         async with open_tools(sandbox, expected=expected, timeout_s=timeout_s) as tools:
             seconds["ready"] = time.monotonic() - begun
+            started()
             episode = await agent(instruction=instruction, tools=tools.schemas, call=tools.call)
             return episode, tools.restarts
     except NotReady as error:

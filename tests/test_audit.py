@@ -205,7 +205,7 @@ def mounts(folder: Path) -> list[str]:
         ({"context": -1}, "context must be at least 1, got -1"),
         ({"result_characters": 0}, "result_characters must be at least 1, got 0"),
         ({"deadline_s": 0.0}, "deadline_s must be positive and finite, got 0"),
-        ({"engine_socket": Path("s")}, "engine_socket must be left out for the expert, got s"),
+        ({"engine_address": Path("s")}, "engine_address must be left out for the expert, got s"),
         ({"judge_endpoint": "http://h/v1"}, "judge_model must be given for a judge"),
         ({"seed": -1}, "seed must"),
         ({"tasks": 1, "task": "x"}, "task must be the id of one of the 1 tasks, got 'x'"),

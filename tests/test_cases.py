@@ -52,7 +52,7 @@ from core.schedule import (
 )
 from core.shard import WHOLE
 from core.tito import append_completion, append_observation, continue_rows, open_ledger
-from system.engine import GenerateRequest
+from system.engine import GenerateRequest, RestartRule, Router
 from system.engine.batch import Batch
 from system.engine.cached import CachedModel
 from system.harness.chat import Chat
@@ -779,12 +779,25 @@ class NotingTrainer:
 
 
 class NotingEngine:
+    """Lives for ever, and takes any weights at once."""
+
+    address = "nowhere"
+
     def __init__(self, log: Log) -> None:
         self.log = log
 
-    def update_weights(self, version: int, weights_path: str, *, reset_kv: bool = False) -> None:
-        assert weights_path == f"weights-{version}"
+    def fault(self, timeout_s: float) -> str:
+        return ""
+
+    def update_weights(self, version: int, weights: str, *, reset_kv: bool) -> None:
+        assert weights == f"weights-{version}"
         self.log.append(("weights", version))
+
+    def restart(self) -> None: ...
+    def close(self) -> None: ...
+
+    def stats(self) -> dict[str, Any]:
+        return {}
 
 
 class NotingObserver:
@@ -799,6 +812,7 @@ class NotingObserver:
     def dropped(self, action: DropGroup) -> None: ...
     def step(self, action: Train, results: Any, metrics: StepMetrics, *, idle_s: float) -> None: ...
     def evaluation(self, version: int, trials: Any) -> None: ...
+    def note(self, text: str) -> None: ...
     def tick(self) -> None: ...
 
 
@@ -812,12 +826,10 @@ def loop_of(
     """How the live loop ended, what it asked for, and which trials counted."""
     log: Log = []
     observer = NotingObserver()
-    crew: Any = {
-        "fleet": NotingFleet(log, fails, rewards),
-        "engine": NotingEngine(log),
-        "trainer": NotingTrainer(log),
-    }
-    with closing(Journal(folder / "events.jsonl", tags={}, settings=settings)) as journal:
+    router = Router([NotingEngine(log)], hold=folder / "held", rule=RestartRule())
+    crew: Any = {"fleet": NotingFleet(log, fails, rewards), "engine": router, "trainer": NotingTrainer(log)}
+    journal = Journal(folder / "events.jsonl", tags={}, settings=settings)
+    with closing(router), closing(journal):
         loop = Loop(
             settings, crew=Crew(**crew), name="run", spec=lambda action, name: {"trial_id": name},
             advantage=GROUP_MEAN, journal=journal, observer=observer,

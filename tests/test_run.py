@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from core.schedule import StartTrial, begin, react
-from system.engine import EngineError
+from system.engine import EngineError, RestartRule
 from system.journal import read_journal, record_of
 from system.loop import Loop
 from system.run import machinery
@@ -244,10 +244,10 @@ def test_ctrl_c_ends_a_run_with_nothing_left_and_its_files_readable(tmp_path):
     assert lines(folder / "metrics.jsonl") and lines(folder / "trajectories.jsonl")
 
 
-def test_a_killed_engine_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+def test_an_engine_that_ended_too_often_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "t"))
     with (
-        pytest.raises(EngineError, match="engine must be running, got exit code -9"),
+        pytest.raises(EngineError, match="engine 0 must end at most 0 times in 600 s, .* exit code -9"),
         machinery(
             policy=ROOT / "policies" / "clerk",
             engine_log=tmp_path / "engine.jsonl",
@@ -256,12 +256,14 @@ def test_a_killed_engine_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
             max_sessions=2,
             threads=1,
             device="cpu",
+            restart=RestartRule(most=0),
         ) as machine,
     ):
         alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
         engines = [p for p in alive if "system.engine.embedded" in p.cmdline()]
         engines[0].kill()
-        machine.engine.stats()
+        while True:
+            machine.engine.poll()
     assert not (tmp_path / "t").exists() or list((tmp_path / "t").iterdir()) == []
 
 

@@ -70,7 +70,7 @@ def run(engine: ScriptedEngine, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 "trial_id": trial_id,
                 "task": str(task),
                 "policy": str(CLERK),
-                "engine_socket": str(engine.path),
+                "engine_address": str(engine.path),
                 "sandbox": "process",
                 "scratch": str(scratch),
                 "seed": 1,

@@ -68,7 +68,7 @@ def planted(run: Any, tasks: dict[str, Path]) -> Planted:  # noqa: F811
         "strict": played(says(READ, f"{expected} of 12 items, {expected}"), "verifier", "near_miss"),
         "late verifier": played(says("1"), "verifier", "no_grade", verify_s=1e-5),
         "no tool": played(says("1"), "harness", "broke_in_start", toolset="nothing"),
-        "no engine": played(None, "harness", "broke_in_agent", engine_socket="/nowhere"),
+        "no engine": played(None, "harness", "broke_in_agent", engine_address="/nowhere"),
         "slow engine": played(says(READ, 30.0, "1"), "harness", "slow_engine", **slow),
     }
 

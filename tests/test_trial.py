@@ -75,7 +75,7 @@ def run(
                 "trial_id": trial_id,
                 "task": str(tasks[family]),
                 "policy": str(CLERK),
-                "engine_socket": str(engine.path),
+                "engine_address": str(engine.path),
                 "sandbox": "process",
                 "scratch": str(scratch),
                 "seed": 1,
@@ -258,7 +258,7 @@ def test_a_fleet_gives_a_trial_the_time_of_all_its_phases():
 
 
 def test_an_engine_that_is_gone_is_a_system_error_of_the_agent(run, tmp_path):
-    result = run(engine_socket=str(tmp_path / "nobody"))
+    result = run(engine_address=str(tmp_path / "nobody"))
     assert result["outcome"]["kind"] == "system_error" and result["outcome"]["phase"] == "agent"
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from core.counter import counter_uniform
+from system.engine.asked import check_plain_sampling, check_request
 from system.engine.cached import CachedModel
 from system.engine.request import Completion, FinishReason, GenerateRequest
 
@@ -92,49 +93,6 @@ class Run:
         )
 
 
-def check_request(request: GenerateRequest, *, max_context: int, token_count: int) -> None:
-    """Refuse what the engine would not do exactly.
-
-    Raises:
-        ValueError: one line with name, rule and value.
-    """
-
-    def whole(value: object) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool)
-
-    def number(value: object) -> bool:
-        return whole(value) or isinstance(value, float)
-
-    for name in ("request_id", "session_id"):
-        value = getattr(request, name)
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"{name} must be a text that is not empty, got {value!r}")
-    for name in ("token_ids", "stop_token_ids"):
-        ids = getattr(request, name)
-        if not isinstance(ids, list) or not all(whole(i) and 0 <= i < token_count for i in ids):
-            raise ValueError(f"{name} must be a list of ids from 0 to {token_count - 1}, got another value")
-    if not request.token_ids:
-        raise ValueError("token_ids must not be empty, got []")
-    for name in ("max_tokens", "seed", "top_k"):
-        if not whole(getattr(request, name)):
-            raise ValueError(f"{name} must be a whole number, got {getattr(request, name)!r}")
-    if request.max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, got {request.max_tokens}")
-    if len(request.token_ids) >= max_context:
-        raise ValueError(
-            f"token_ids must leave room in the window of {max_context} tokens, got {len(request.token_ids)}"
-        )
-    if not number(request.temperature) or not 0 < request.temperature < float("inf"):
-        raise ValueError(f"temperature must be positive, got {request.temperature!r}")
-    only = {"top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1}
-    for name, value in only.items():
-        if not number(getattr(request, name)) or getattr(request, name) != value:
-            raise ValueError(
-                f"{name} must be {value}, since logprobs are of the distribution sampled from, "
-                f"got {getattr(request, name)!r}"
-            )
-
-
 class Batch:
     """Requests in any state over one cached model; `step` does one round for all of them."""
 
@@ -164,6 +122,7 @@ class Batch:
         """Queue a request. Raises ValueError on a request that `check_request` refuses."""
         context = self.model.max_context
         check_request(request, max_context=context, token_count=self.model.config.token_count)
+        check_plain_sampling(request)
         if any(run.request.session_id == request.session_id for run in self.runs()):
             raise ValueError(
                 f"session_id must have one request at a time, got a second one for {request.session_id}"

@@ -1,22 +1,18 @@
-"""The caller's side of the embedded engine: a socket client and the start of its process. No torch."""
+"""The caller's side of the embedded engine's wire. No torch."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import select
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from system.engine.request import Completion, EngineError, GenerateRequest
+from system.engine.request import Completion, EngineError, EngineSilent, GenerateRequest
 
 HEADER = struct.Struct("!I")
 LARGEST_MESSAGE = 64 * 1024 * 1024
@@ -101,7 +97,7 @@ class EngineClient:
             except TimeoutError as error:
                 self.close()
                 if patient < deadline:
-                    raise EngineError(
+                    raise EngineSilent(
                         f"engine at {self.socket_path} did not answer within {self.patience_s:g} s"
                     ) from error
                 raise
@@ -150,162 +146,3 @@ class EngineClient:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
-
-
-class RunningEngine(Protocol):
-    """An engine that listens, and whoever is in charge of it."""
-
-    @property
-    def socket_path(self) -> str: ...
-
-    def client(self) -> EngineClient:
-        """A client of this engine."""
-        ...
-
-    def fault(self, timeout_s: float) -> str:
-        """Why it does not run any more, in one line; "" while it does, after waiting so long to see it end."""
-        ...
-
-    def close(self) -> None:
-        """End it, where it is ours to end."""
-        ...
-
-
-class OtherEngine:
-    """An engine that somebody else started, and ends. Example: `OtherEngine("/tmp/engine.sock")`.
-
-    Raises:
-        EngineError: nobody listens there.
-    """
-
-    def __init__(self, socket_path: str | os.PathLike[str]) -> None:
-        self.socket_path = str(socket_path)
-        if fault := self.fault(0.0):
-            raise EngineError(fault)
-
-    def client(self) -> EngineClient:
-        """A client of this engine."""
-        return EngineClient(self.socket_path)
-
-    def fault(self, timeout_s: float) -> str:
-        """Why nobody answers there, or ""."""
-        client = self.client()
-        try:
-            client.stats()
-        except OSError as error:
-            return f"engine must listen at {self.socket_path}, got {type(error).__name__}: {error}"
-        finally:
-            client.close()
-        return ""
-
-    def close(self) -> None:
-        """It is not ours to end."""
-
-
-class EngineHandle:
-    """A running engine process; dies with the process that started it."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], socket_path: str, description: dict[str, Any]
-    ) -> None:
-        self.process, self.socket_path, self.description = process, socket_path, description
-
-    def client(self) -> EngineClient:
-        """A client of this engine."""
-        return EngineClient(self.socket_path)
-
-    def alive(self) -> bool:
-        """Whether the process still runs."""
-        return self.process.poll() is None
-
-    def fault(self, timeout_s: float) -> str:
-        """With what code the process ended, if it does within so long."""
-        try:
-            return f"engine must be running, got exit code {self.process.wait(timeout_s)}"
-        except subprocess.TimeoutExpired:
-            return ""
-
-    def close(self) -> None:
-        """Stop the process and wait for it; running requests get an abort reply."""
-        if self.process.stdin is not None and not self.process.stdin.closed:
-            self.process.stdin.close()
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        Path(self.socket_path).unlink(missing_ok=True)
-
-
-def start_embedded_engine(
-    policy_dir: str | os.PathLike[str],
-    socket_path: str | os.PathLike[str],
-    log_path: str | os.PathLike[str],
-    max_context: int,
-    max_sessions: int,
-    threads: int,
-    device: str,
-    *,
-    version: int = 0,
-    timeout_s: float = 120.0,
-) -> EngineHandle:
-    """Start the engine in a process of its own and wait until it listens.
-
-    Args:
-        policy_dir: Hugging Face folder to load.
-        socket_path: unix socket to listen on (at most about 100 characters).
-        log_path: JSONL file of every request and its reply, written by the engine.
-        max_context: window in tokens, prompt and completion together.
-        max_sessions: sessions with a cache at the same time; also the largest decode batch.
-        threads: torch threads; one when a trainer runs beside it.
-        device: "cpu" or "cuda".
-        version: policy version of the weights in policy_dir.
-        timeout_s: bound on the start.
-
-    Raises:
-        EngineError: it did not start; the message is its last line.
-    """
-    values = {
-        "policy_dir": str(policy_dir),
-        "socket_path": str(socket_path),
-        "log_path": str(log_path),
-        "max_context": max_context,
-        "max_sessions": max_sessions,
-        "threads": threads,
-        "device": device,
-        "version": version,
-        "parent": os.getpid(),
-    }
-    root = Path(__file__).resolve().parent.parent.parent
-    threaded = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "system.engine.embedded", json.dumps(values)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=root,
-        process_group=0,  # Ctrl-C is for the driver, which ends this process
-        # torch makes its compiler's cache folder, used or not: beside the socket it goes with it
-        env={**os.environ, **threaded, "TORCHINDUCTOR_CACHE_DIR": str(Path(socket_path).parent)},
-    )
-    assert process.stdout is not None
-    deadline, line = time.monotonic() + timeout_s, b""
-    while not line.endswith(b"\n") and time.monotonic() < deadline:
-        if select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            part = os.read(process.stdout.fileno(), 1 << 16)
-            if not part:
-                break
-            line += part
-    description = json.loads(line) if line.endswith(b"\n") else {}
-    handle = EngineHandle(process, str(socket_path), description)
-    if not description.get("ready"):
-        late = time.monotonic() >= deadline
-        if late:
-            process.kill()
-        handle.close()
-        fault = (
-            f"did not start within {timeout_s} s" if late else f"ended with exit code {process.returncode}"
-        )
-        raise EngineError(description.get("error") or f"engine {fault}")
-    return handle

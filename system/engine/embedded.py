@@ -12,19 +12,22 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from system.engine.asked import parse_request
 from system.engine.batch import Batch, Run
 from system.engine.cached import CachedModel
 from system.engine.client import HEADER, LARGEST_MESSAGE, frame
-from system.engine.request import Completion, GenerateRequest
+from system.engine.request import Completion
 from system.parent import die_with_parent
 from system.policy import load_policy
+from system.record.metrics import drop_torn_tail
 
 
 class Connection:
@@ -51,22 +54,10 @@ class Connection:
         return whole
 
 
-def parse_request(message: dict[str, Any]) -> GenerateRequest:
-    """The request inside a generate message; every field must be there and no other."""
-    given = {name: value for name, value in message.items() if name != "op"}
-    known = {f.name for f in fields(GenerateRequest)}
-    if given.keys() != known:
-        missing, unknown = sorted(known - given.keys()), sorted(given.keys() - known)
-        raise ValueError(
-            f"request must have every field and no other, got missing {missing}, unknown {unknown}"
-        )
-    return GenerateRequest(**given)
-
-
 class Server:
     """Moves messages between clients and the batch; one thread, no waiting but in `select`."""
 
-    def __init__(self, batch: Batch, listener: socket.socket, log: IO[str]) -> None:
+    def __init__(self, batch: Batch, listener: socket.socket, log: FileIO) -> None:
         self.batch, self.listener, self.log = batch, listener, log
         self.busy_s = 0.0
         self.stopping = False
@@ -176,11 +167,8 @@ class Server:
     def _reply(self, run: Run, completion: Completion) -> None:
         request, record = run.request, asdict(completion)
         line = {"session_id": request.session_id, "prompt_ids": request.token_ids, "seed": request.seed}
-        self.log.write(
-            json.dumps({**line, "temperature": request.temperature, **record}, separators=(",", ":"))
-        )
-        self.log.write("\n")
-        self.log.flush()
+        told = json.dumps({**line, "temperature": request.temperature, **record}, separators=(",", ":"))
+        self.log.write(f"{told}\n".encode())
         if run.owner.open:
             self._send(run.owner, frame(record))
 
@@ -245,7 +233,8 @@ def main(
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(socket_path)
     listener.listen(1024)
-    with open(log_path, "a", encoding="utf-8") as log:
+    drop_torn_tail(Path(log_path))  # of an engine that was killed
+    with open(log_path, "ab", buffering=0) as log:
         server = Server(Batch(model, version=version), listener, log)
         server.watch_parent(sys.stdin.fileno())
         described = {"ready": True, "pid": os.getpid(), "token_count": config.token_count}

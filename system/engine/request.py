@@ -12,6 +12,10 @@ class EngineError(RuntimeError):
     """The engine refused a request; the message is its one line. The engine lives on."""
 
 
+class EngineSilent(EngineError):
+    """The engine did not answer within the time that it is given; it may be gone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One turn to sample. Nothing has a default: what is not said here is not taken from some config file.
@@ -77,7 +81,7 @@ def check_reply(request: GenerateRequest, completion: Completion, *, vocabulary:
 
 
 class Engine(Protocol):
-    """Samples completions from the newest weights it was given."""
+    """What a trial has of an engine: it samples completions from the newest weights that were brought to it."""
 
     def generate(self, request: GenerateRequest) -> Completion:
         """Sample one turn; blocks until it is finished. TimeoutError at the caller's deadline, where it has one."""
@@ -87,17 +91,65 @@ class Engine(Protocol):
         """Forget a session's cache; a request of it that still runs is finished as `abort`."""
         ...
 
-    def update_weights(self, version: int, weights_path: str, *, reset_kv: bool = False) -> None:
+    def close(self) -> None:
+        """Let go of the engine; what it still runs for this caller is dropped."""
+        ...
+
+
+class EngineConnection(Engine, Protocol):
+    """An engine as `system.engine.connect` opens it."""
+
+    deadline: float
+    """On the clock of time.monotonic; `generate` raises TimeoutError then. May be set anew between two calls."""
+
+
+class RunningEngine(Protocol):
+    """What the driver has of an engine: whoever is in charge of it.
+
+    All but `fault` and `address` are called in threads that live as long as the run, and never two at once, but for
+    `stats`.
+    """
+
+    @property
+    def address(self) -> str:
+        """What a trial needs to connect: path of a unix socket. It outlives a restart."""
+        ...
+
+    def fault(self, timeout_s: float) -> str:
+        """Why it does not run any more, in one line; "" while it does, after waiting so long to see it end."""
+        ...
+
+    def restart(self) -> None:
+        """End what is left of it and start it anew with the weights that it began with; blocks until it listens.
+
+        Raises:
+            EngineError: it did not start, or is not ours to start.
+        """
+        ...
+
+    def update_weights(self, version: int, weights: str, *, reset_kv: bool) -> None:
         """Swap the weights between two decode steps; running requests go on under the new version.
 
-        With reset_kv the caches of all sessions, running ones included, are recomputed under the new weights.
+        Args:
+            version: of them; each token sampled from now on carries it.
+            weights: where they are, as trainer and engine understand it; the path of a safetensors file.
+            reset_kv: the caches of all sessions, running ones included, are recomputed under the new weights. Without,
+                a session keeps what older weights cached of it; another session never gets that.
+
+        Raises:
+            EngineError: they are refused, and the old ones stay.
+            EngineSilent, OSError: it does not answer.
         """
         ...
 
     def stats(self) -> dict[str, Any]:
-        """Counters: running, waiting, sampled_tokens, busy_s, cpu_s, policy_version and more."""
+        """Counters: running, waiting, sampled_tokens, busy_s, cpu_s, policy_version and more.
+
+        Raises:
+            EngineSilent, OSError: it does not answer, within a time of its own.
+        """
         ...
 
     def close(self) -> None:
-        """Let go of the engine; what it still runs for this caller is dropped."""
+        """End it, where it is ours to end."""
         ...

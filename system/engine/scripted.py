@@ -58,7 +58,8 @@ class ScriptedEngine:
         version: int = 0,
         note: Note | None = None,
     ) -> None:
-        self.socket_path, self._reader, self._chat = str(path), Reader(chat), chat
+        self.address = self.socket_path = str(path)
+        self._reader, self._chat = Reader(chat), chat
         self._write, self._logprob, self._version, self._note = write, logprob, version, note
         self._scripts: dict[str, Script] = {}
         self._streams: set[socket.socket] = set()
@@ -74,6 +75,18 @@ class ScriptedEngine:
     def fault(self, timeout_s: float) -> str:
         """Why it does not run: it ends with this process only."""
         return ""
+
+    def restart(self) -> None:
+        """It ends with this process only."""
+        raise EngineError("a scripted engine must not be started again, got a restart")
+
+    def update_weights(self, version: int, weights: str, *, reset_kv: bool) -> None:
+        """A script has no weights: what it says from now on carries this version."""
+        self._version = version
+
+    def stats(self) -> dict[str, Any]:
+        """It costs its driver's time, not its own."""
+        return {"cpu_s": 0.0, "policy_version": self._version}
 
     def close(self) -> None:
         """Stop listening, hang up on every client, remove the socket."""
@@ -119,7 +132,7 @@ class ScriptedEngine:
                 return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         if message["op"] == "release":
             self._scripts.pop(message["session_id"], None)
-        return {"stats": {"cpu_s": 0.0}} if message["op"] == "stats" else {}
+        return {"stats": self.stats()} if message["op"] == "stats" else {}
 
     def _completion(self, message: dict[str, Any]) -> dict[str, Any]:
         sampled = self._chat.completion(self._said(message))[: message["max_tokens"]]

@@ -28,7 +28,7 @@ class BartlebyOptions(AgentOptions):
     """What the agent is given as `kwargs`."""
 
     policy: Path = Field(description="Folder with the policy's tokenizer and chat template.")
-    engine_socket: Path = Field(description="Unix socket of a running engine.")
+    engine_address: str = Field(description="Unix socket of a running engine.")
     harness: str = Field(default="office", description='"office" or "code".')
     toolset: str = Field(default="full", description='Tools of the office: "brief" or "full".')
     seed: int = Field(default=0, description="Of the sampling.")

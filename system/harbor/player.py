@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import anyio
 
-from system.engine import EngineClient
+from system.engine import connect
 from system.fleet import kit_of
 from system.fleet.office import load
 from system.harness.serving import expected_tools, serving
@@ -36,7 +36,7 @@ class Player:
 
     Args:
         sandbox: frozen; it is thawed with the agent's tools.
-        spec: as of `system.trial.run_trial`: trial_id, policy, engine_socket, seed, limits, deadline_s,
+        spec: as of `system.trial.run_trial`: trial_id, policy, engine_address, seed, limits, deadline_s,
             tool_timeout_s, harness, toolset, instruction.
         view: what the tools see.
     """
@@ -165,7 +165,7 @@ def _become_agent(spec: dict[str, Any], place: _Borrowed, out: int) -> NoReturn:
 
 def _played(spec: dict[str, Any], place: _Borrowed) -> dict[str, Any]:
     seconds: dict[str, float] = {}
-    engine = EngineClient(spec["engine_socket"], deadline=time.monotonic() + spec["deadline_s"])
+    engine = connect(spec["engine_address"], deadline=time.monotonic() + spec["deadline_s"])
     try:
         agent = agent_for(spec, engine)
         expected = expected_tools(spec["harness"], spec["toolset"])

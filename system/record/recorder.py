@@ -190,6 +190,10 @@ class Recorder:
         self.metrics.write(self.evaluated)
         self.progress.record(self.evaluated)
 
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.progress.note(f"{self.tags['arm']}/{self.tags['seed']}: {text}")
+
     def tick(self) -> None:
         """Lets the clock of the live view move."""
         self.progress.tick()

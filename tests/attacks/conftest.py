@@ -105,7 +105,7 @@ class Stage:
             "trial_id": trial_id,
             "task": str(task or self.tasks[family]),
             "policy": str(CLERK),
-            "engine_socket": str(self.engine.path),
+            "engine_address": str(self.engine.path),
             "sandbox": "bubblewrap",
             "scratch": str(self.scratch),
             "seed": 1,

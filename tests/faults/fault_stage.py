@@ -151,7 +151,7 @@ class Stage:
         return {
             "task": str(self.task),
             "policy": str(CLERK),
-            "engine_socket": self.engine.socket_path,
+            "engine_address": self.engine.socket_path,
             "sandbox": "bubblewrap",
             "scratch": str(self.scratch),
             "seed": 1,

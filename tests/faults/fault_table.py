@@ -1046,14 +1046,14 @@ ENGINE = (
         name="engine gone",
         layer="engine",
         how="no socket",
-        spec={"engine_socket": "/nonexistent/engine"},
+        spec={"engine_address": "/nonexistent/engine"},
         then=broken("agent", "No such file.*|/nonexistent/engine"),
     ),
     Fault(
         name="engine refuses the connection",
         layer="engine",
         how="a socket that nobody listens on",
-        spec={"engine_socket": refusing_socket},
+        spec={"engine_address": refusing_socket},
         then=broken("agent", "Connection refused"),
     ),
     Fault(

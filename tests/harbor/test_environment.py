@@ -224,7 +224,7 @@ def test_an_agent_that_is_ended_leaves_what_it_wrote_and_nothing_that_runs(tmp_p
 
     async def act(place: BartlebyEnvironment) -> Any:
         playing = asyncio.create_task(
-            place.play(SPEC | {"engine_socket": str(engine.path), "trial_id": "ended"})
+            place.play(SPEC | {"engine_address": str(engine.path), "trial_id": "ended"})
         )
         while not asked.is_set():
             await asyncio.sleep(0.05)
@@ -253,7 +253,7 @@ def test_a_tool_server_that_dies_is_started_again_by_the_keeper(tmp_path: Path):
     async def act(place: BartlebyEnvironment) -> Any:
         assert place._keeper is not None
         keeper.append(place._keeper.pid)
-        return await place.play(SPEC | {"engine_socket": str(engine.path), "trial_id": "lost"})
+        return await place.play(SPEC | {"engine_address": str(engine.path), "trial_id": "lost"})
 
     with ScriptedEngine(tmp_path / "s", CHAT) as engine:
         engine.scripts["lost"] = script()

@@ -114,7 +114,7 @@ def prepared(engine: ScriptedEngine, tmp_path: Path) -> Callable[..., TrialConfi
             engine.scripts[f"{name}__agent/{number}"] = script
         kwargs = {
             "policy": str(CLERK),
-            "engine_socket": str(engine.path),
+            "engine_address": str(engine.path),
             "toolset": "brief",
             "context": 6000,
         }
@@ -250,7 +250,7 @@ def test_a_verifier_that_is_broken_gives_harbors_exception_and_no_reward(
 
 def test_an_engine_that_is_gone_is_no_failure_of_the_policys(run: Run, foreign: Path):
     """Harbor grades after an exception that it does not know, and counts the zero; this one it knows."""
-    result, _ = run(foreign, agent={"engine_socket": "/nowhere/s"})
+    result, _ = run(foreign, agent={"engine_address": "/nowhere/s"})
     info = result.exception_info
     assert info is not None and info.exception_message.startswith("agent: FileNotFoundError")
     assert result.verifier_result is None
@@ -358,8 +358,8 @@ def test_harbors_validator_passes_a_trial_of_every_ending(ending: str):
 def test_our_agent_refuses_another_environment(tmp_path: Path):
     from system.harbor.agent import BartlebyAgent
 
-    agent = BartlebyAgent(logs_dir=tmp_path, policy=CLERK, engine_socket="s")
+    agent = BartlebyAgent(logs_dir=tmp_path, policy=CLERK, engine_address="s")
     with pytest.raises(ValueError, match="^environment must be a BartlebyEnvironment, got object$"):
         asyncio.run(agent.setup(object()))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Unknown option 'harnes'"):
-        BartlebyAgent(logs_dir=tmp_path, policy=CLERK, engine_socket="s", harnes="code")
+        BartlebyAgent(logs_dir=tmp_path, policy=CLERK, engine_address="s", harnes="code")

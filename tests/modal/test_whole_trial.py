@@ -64,7 +64,7 @@ def run(task: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
                 "trial_id": trial_id,
                 "task": str(task),
                 "policy": str(CLERK),
-                "engine_socket": f"{folder}/s",
+                "engine_address": f"{folder}/s",
                 "sandbox": "modal",
                 "modal": {"image": "python:3.11", "config": str(modal.config)},
                 "sandbox_limits": {"start_s": 90.0, "stop_s": 60.0},
