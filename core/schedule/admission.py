@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 
 from ..counter import permutation
 from ..staleness import accepted_at, admission_capacity
-from .message import Action, StartTrial
+from .message import StartTrial
 from .settings import Settings
-from .state import Group, Sample, State, Step, put, trial_id
+from .state import Group, Sample, State, Step, trial_id
 
 
 def fill(settings: Settings, state: State) -> Step:
     """Start trials while slots are free: evaluation first, then the oldest group, then a new group."""
-    if state.applied is None:
+    room = _room(settings, state) - len(state.running)
+    if state.applied is None or room <= 0:
         return state, ()
     # While steps are taken again the weights are older than those that these trials would be trained from.
     caught_up = state.applied >= state.caught_up_at
     begun = (g for g in state.groups.values() if caught_up or g.purpose == "eval")
-    waiting = [(g.purpose == "train", g.group_id, i) for g in begun for i in g.waiting]
-    actions: list[Action] = []
-    places = sorted(waiting)
-    while len(state.running) < _room(settings, state):
-        if not places:
-            if not _capacity(settings, state):
-                break
-            state, group = _open_group(settings, state)
-            places = [(True, group.group_id, i) for i in range(settings.group_size)]
-        _, group_id, index = places.pop(0)
-        state, action = _start(state, state.groups[group_id], index)
-        actions.append(action)
-    return state, tuple(actions)
+    waiting = sorted((g.purpose == "train", g.group_id, i) for g in begun for i in g.waiting)
+    places = [(group_id, i) for _, group_id, i in waiting]
+    wanted = math.ceil((room - len(places)) / settings.group_size)
+    if wanted > 0:
+        state, opened = _open_groups(settings, state, min(wanted, _capacity(settings, state)))
+        places += [(group_id, i) for group_id in opened for i in range(settings.group_size)]
+    return _start(state, places[:room]) if places else (state, ())
 
 
 def _room(settings: Settings, state: State) -> int:
@@ -69,29 +65,44 @@ def _epoch_order(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     return permutation(count, seed, epoch)
 
 
-def _open_group(settings: Settings, state: State) -> tuple[State, Group]:
-    if state.requeued:
-        task, state = state.requeued[0], replace(state, requeued=state.requeued[1:])
-    else:
-        task, state = task_at(settings, state.drawn), replace(state, drawn=state.drawn + 1)
+def _open_groups(settings: Settings, state: State, count: int) -> tuple[State, range]:
+    """The state with so many new groups, of the tasks that were dropped first, and their ids."""
+    again = state.requeued[:count]
+    drawn = range(state.drawn, state.drawn + count - len(again))
+    tasks = (*again, *(task_at(settings, index) for index in drawn))
+    opened = range(state.next_group, state.next_group + count)
     samples = (Sample(),) * settings.group_size
-    group = Group(group_id=state.next_group, task=task, purpose="train", ready=0, samples=samples)
-    return put(replace(state, next_group=state.next_group + 1), group), group
-
-
-def _start(state: State, group: Group, index: int) -> tuple[State, StartTrial]:
-    version = state.applied or 0
-    samples = list(group.samples)
-    samples[index] = replace(samples[index], status="running", version=version)
-    group = replace(group, samples=tuple(samples))
-    name = trial_id(group, index)
-    state = replace(put(state, group), running={**state.running, name: (group.group_id, index)})
-    return state, StartTrial(
-        trial_id=name,
-        group_id=group.group_id,
-        task=group.task,
-        sample=index,
-        attempt=samples[index].attempt,
-        purpose=group.purpose,
-        policy_version=version,
+    groups = {
+        group_id: Group(group_id=group_id, task=task, purpose="train", ready=0, samples=samples)
+        for group_id, task in zip(opened, tasks, strict=True)
+    }
+    state = replace(
+        state,
+        groups={**state.groups, **groups},
+        next_group=opened.stop,
+        drawn=drawn.stop,
+        requeued=state.requeued[count:],
     )
+    return state, opened
+
+
+def _start(state: State, places: list[tuple[int, int]]) -> Step:
+    """The state in which these places have a trial under way; the tables are copied once for all of them."""
+    groups, running = dict(state.groups), dict(state.running)
+    actions: list[StartTrial] = []
+    for group_id, index in places:
+        group, version = groups[group_id], state.applied or 0
+        sample = replace(group.samples[index], status="running", version=version)
+        groups[group_id] = group = group.with_sample(index, sample)
+        start = StartTrial(
+            trial_id=trial_id(group, index),
+            group_id=group_id,
+            task=group.task,
+            sample=index,
+            attempt=sample.attempt,
+            purpose=group.purpose,
+            policy_version=version,
+        )
+        running[start.trial_id] = (group_id, index)
+        actions.append(start)
+    return replace(state, groups=groups, running=running), tuple(actions)

@@ -16,22 +16,21 @@ def drop_stale(settings: Settings, state: State) -> Step:
         return state, ()
     next_version = state.trained + len(state.redo) + bool(state.training)
     actions: tuple[Action, ...] = ()
-    for group in list(state.groups.values()):
-        if group.purpose == "train" and _too_old(settings, group, next_version - settings.max_staleness):
-            state, more = drop(state, group, "stale")
-            actions += more
-            if settings.requeue_stale:
-                state = replace(state, requeued=(*state.requeued, group.task))
+    for group in _too_old(settings, state, next_version - settings.max_staleness):
+        state, more = drop(state, group, "stale")
+        actions += more
+        if settings.requeue_stale:
+            state = replace(state, requeued=(*state.requeued, group.task))
     return state, actions
 
 
-def _too_old(settings: Settings, group: Group, min_version: int) -> bool:
-    """Whether a group has a token that must not be trained; where such tokens are masked, whether it has no other."""
+def _too_old(settings: Settings, state: State, min_version: int) -> list[Group]:
+    """Groups that have a token that must not be trained; where such tokens are masked, those that have no other."""
     if settings.late_group == "train":
-        return False
+        return []
     if settings.late_group == "mask":
-        return group.ready > 0 and group.newest < min_version
-    return group.oldest < min_version
+        return [g for g in state.groups.values() if g.ready and g.newest < min_version]
+    return [g for g in state.groups.values() if g.oldest < min_version and g.purpose == "train"]
 
 
 def train(settings: Settings, state: State) -> Step:

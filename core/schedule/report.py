@@ -109,14 +109,13 @@ def _begun_again(group: Group) -> Group:
 def _end_trial(settings: Settings, state: State, event: TrialEnded) -> Step:
     if event.trial_id not in state.running:
         return state, ()
-    group_id, index = state.running[event.trial_id]
-    state = replace(state, running={k: v for k, v in state.running.items() if k != event.trial_id})
+    running = dict(state.running)
+    group_id, index = running.pop(event.trial_id)
+    state = replace(state, running=running)
     actions: tuple[Action, ...] = ()
     if group_id in state.groups:
         group = state.groups[group_id]
-        samples = list(group.samples)
-        samples[index] = _ended(settings, samples[index], event)
-        group = replace(group, samples=tuple(samples))
+        group = group.with_sample(index, _ended(settings, group.samples[index], event))
         state, actions = _settle(settings, put(state, group), group)
     state, more = _count(settings, state, event)
     return state, actions + more

@@ -72,6 +72,10 @@ class Group:
         """The newest version of a token of a valid trial; infinity if there is none."""
         return max((s.newest for s in self.samples if s.status == "valid"), default=math.inf)
 
+    def with_sample(self, index: int, sample: Sample) -> Group:
+        """The group with this sample in one of its places."""
+        return replace(self, samples=(*self.samples[:index], sample, *self.samples[index + 1 :]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
