@@ -6,7 +6,8 @@ A version counts optimizer steps: version 0 is the warm start; the step trained 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from .check import check_count, check_whole
 
@@ -85,6 +86,27 @@ def fresh_mask(loss_mask: Iterable[bool], policy_version: Iterable[int], *, min_
     if len(mask) != len(versions):
         raise ValueError(f"policy_version must have one entry a token, {len(mask)}, got {len(versions)}")
     return [bool(on) and version >= min_version for on, version in zip(mask, versions, strict=True)]
+
+
+def token_versions(swaps: Sequence[tuple[int, int]], *, count: int) -> list[int]:
+    """Which version sampled each token of a request, from when the weights were swapped while it ran.
+
+    Args:
+        swaps: tokens that the request had when the weights became this version, in the order of the swaps. The first
+            is that of its start, so has 0 tokens.
+        count: of its tokens.
+    """
+    check_count("count", count, least=0)
+    if not swaps or swaps[0][0] != 0:
+        raise ValueError(f"swaps must begin with one at 0 tokens, got {list(swaps)}")
+    if any(before > after for (before, _), (after, _) in pairwise(swaps)):
+        raise ValueError(f"swaps must be in the order of their tokens, got {list(swaps)}")
+    ends = [min(begun, count) for begun, _ in swaps[1:]] + [count]
+    return [
+        version
+        for (begun, version), end in zip(swaps, ends, strict=True)
+        for _ in range(min(begun, count), end)
+    ]
 
 
 def staleness_histogram(ages: Iterable[int]) -> dict[int, int]:

@@ -35,3 +35,13 @@ def fresh_mask(loss_mask: Sequence[bool], policy_version: Sequence[int], min_ver
         too_old = policy_version[position] < min_version
         kept.append(False if too_old else trained)
     return kept
+
+
+def token_versions(swaps: Sequence[tuple[int, int]], count: int) -> list[int]:
+    """Sample token by token; before each, carry out the swaps that are due."""
+    due, version, sampled = list(swaps), -1, []
+    while len(sampled) < count:
+        while due and due[0][0] == len(sampled):
+            version = due.pop(0)[1]
+        sampled.append(version)
+    return sampled

@@ -14,6 +14,7 @@ from core.staleness import (
     is_fresh,
     staleness,
     staleness_histogram,
+    token_versions,
 )
 
 small = st.integers(0, 6)
@@ -132,3 +133,11 @@ def test_g27_age_is_that_of_the_oldest_token(oldest: int, kept: bool) -> None:
 def test_fresh_mask_leaves_out_what_is_older(tokens: list[tuple[bool, int]], oldest: int) -> None:
     mask, versions = [on for on, _ in tokens], [version for _, version in tokens]
     assert fresh_mask(mask, versions, min_version=oldest) == oracle.fresh_mask(mask, versions, oldest)
+
+
+@given(st.integers(0, 5), st.lists(st.tuples(small, st.integers(0, 5)), max_size=4), st.integers(0, 9))
+def test_token_versions_are_those_of_sampling_one_by_one(
+    start: int, swaps: list[tuple[int, int]], count: int
+) -> None:
+    swaps = [(0, start), *sorted(swaps)]
+    assert token_versions(swaps, count=count) == oracle.token_versions(swaps, count)

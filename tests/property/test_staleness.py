@@ -194,3 +194,32 @@ def test_a_mask_of_another_length_and_a_negative_version_are_refused():
         staleness.fresh_mask([True], [0], min_version=-1)
     with pytest.raises(ValueError, match="^policy_version must have one entry a token, 1, got 2$"):
         staleness.fresh_mask([True], [0, 1], min_version=0)
+
+
+SWAPS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 9)), max_size=5).map(sorted)
+
+
+@given(start=st.integers(0, 9), swaps=SWAPS, count=st.integers(0, 8))
+def test_a_token_has_the_version_of_the_last_swap_before_it(start, swaps, count):
+    swaps = [(0, start), *swaps]
+    versions = staleness.token_versions(swaps, count=count)
+    assert versions == [[v for begun, v in swaps if begun <= token][-1] for token in range(count)]
+    assert versions == staleness.token_versions(swaps, count=count + 3)[:count]
+
+
+@pytest.mark.parametrize(
+    ("swaps", "count", "text"),
+    [
+        ([], 1, r"swaps must begin with one at 0 tokens, got \[\]"),
+        ([(1, 0)], 1, r"swaps must begin with one at 0 tokens, got \[\(1, 0\)\]"),
+        (
+            [(0, 0), (3, 1), (2, 2)],
+            1,
+            r"swaps must be in the order of their tokens, got \[\(0, 0\), \(3, 1\), \(2, 2\)\]",
+        ),
+        ([(0, 0)], -1, "count must not be negative, got -1"),
+    ],
+)
+def test_swaps_out_of_order_or_without_a_start_are_refused(swaps, count, text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        staleness.token_versions(swaps, count=count)
