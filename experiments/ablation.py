@@ -40,7 +40,7 @@ from system.record.recorder import Recorder
 from system.record.report import token_pieces, write_report
 from system.record.summary import arm_summary, comparisons
 from system.record.table import print_summary
-from system.resume import Found, differences, find_run, later_than
+from system.resume import Found, differences, find_run, intervals, later_than
 from system.run import Machinery, RunError, machinery
 from system.sandbox import choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
@@ -304,14 +304,16 @@ def run(
         "commit": commit,
         "command": typed,
         "finished": True,
-        "seconds": time.monotonic() - begun,
+        "seconds": time.monotonic() - runs.begun,
         "arms": {name: arm_summary(runs.recorders[name], runs.trained[name]) for name in arms},
         "warm_start": arm_summary(runs.recorders["warm_start"], []) if start else None,
         "gains": compared([("warm_start", arm) for arm in arms] if start else []),
         "comparisons": compared(list(combinations(arms, 2))),
         "throughput": {
-            "trials_per_minute": 60 * runs.trials / runs.seconds,
-            "cpu_seconds_per_trial": {name: value / runs.trials for name, value in spent.items()},
+            "trials_per_minute": 60 * runs.trials / runs.seconds if runs.seconds else None,
+            "cpu_seconds_per_trial": {
+                name: value / runs.trials_since for name, value in spent.items() if runs.trials_since
+            },
             "first_step_seconds": runs.first_step_seconds,
         },
     }
@@ -349,6 +351,8 @@ class Runs:
         self.trained: dict[str, list[float]] = {}
         self.cpu_seconds = {"tools": 0.0, "agent": 0.0, "trainer": 0.0}
         self.trials, self.seconds, self.tasks_held_out = 0, 0.0, 0
+        self.trials_since = 0
+        """Those that ended since the run went on; what the processes spent is known of them alone."""
         self.first_step_seconds: float | None = None
 
     def one(self, name: str, seed: int, arm: Arm | None) -> None:
@@ -375,14 +379,19 @@ class Runs:
         about = {**tags, **self.own}
         found = self._found(about, f"{name}/{seed}", checkpoints, settings, recorder)
         weights = self.folder / "weights" / f"{name}-{seed}"
+        before = found.seconds if found else 0.0
+        self.begun -= before
         if found and found.checkpoint:
             trainer.load(found.checkpoint.folder, version=found.version)
         if found and _is_done(found, recorder):
             if arm and found.checkpoint:  # it may have been killed before these were written whole
                 trainer.save(weights)
+            self._count(name, recorder, before)
             return
         entries = 1 + len(found.entries) if found else 0
-        journal = Journal(self.folder / "events.jsonl", tags=tags, settings=settings, written=entries)
+        journal = Journal(
+            self.folder / "events.jsonl", tags=tags, settings=settings, written=entries, seconds=before
+        )
         for event, actions in found.unheard if found else ():
             journal.write(event, actions)
         loop = Loop(
@@ -405,16 +414,20 @@ class Runs:
             journal.close()
         if reason != "all steps trained":
             raise RunError(f"{name} seed {seed} ended early: {reason}; see {self.folder / 'events.jsonl'}")
-        self.trained.setdefault(name, []).append(time.monotonic() - begun)
+        self._count(name, recorder, before + time.monotonic() - begun)
+
+    def _count(self, name: str, recorder: Recorder, seconds: float) -> None:
+        """Takes in what an arm came to, for the summary."""
+        self.trained.setdefault(name, []).append(seconds)
         if self.first_step_seconds is None and recorder.first_step_at is not None:
             self.first_step_seconds = recorder.first_step_at - self.begun
         for part in ("tools", "agent"):
             self.cpu_seconds[part] += recorder.cpu_seconds[part]
-        self.cpu_seconds["trainer"] = max(
-            self.cpu_seconds["trainer"], recorder.trainer_cpu_s
-        )  # of its process
+        spent = max(self.cpu_seconds["trainer"], recorder.trainer_cpu_s)  # of its process
+        self.cpu_seconds["trainer"] = spent
         self.trials += recorder.trials
-        self.seconds += time.monotonic() - begun
+        self.trials_since += recorder.trials - recorder.recalled
+        self.seconds += seconds
 
     def _found(
         self, about: dict[str, Any], name: str, checkpoints: Path, settings: Settings, recorder: Recorder
@@ -430,8 +443,17 @@ class Runs:
         if not found.resumed.state.finished:
             recorder.metrics.rewrite(later_than(tags, found.version))
         trials = lines_of(self.folder / "trajectories.jsonl", tags)
-        valid = ((line, trial_ended("", line).valid) for line in trials)
-        recorder.recall(valid, lines_of(self.folder / "metrics.jsonl", tags))
+        step, zero_variance = intervals(found.happened)
+        recorder.recall(
+            (
+                (t, trial_ended("", t).valid, step.get(t["trial_id"].removeprefix(f"{name}/"), 0))
+                for t in trials
+            ),
+            lines_of(self.folder / "metrics.jsonl", tags),
+            version=found.resumed.state.trained if found.resumed.state.finished else found.version,
+            zero_variance=zero_variance,
+            seconds=found.seconds,
+        )
         if not _is_done(found, recorder):
             self.progress.note(f"{name} goes on from version {found.version}")
         return found

@@ -27,11 +27,14 @@ class Journal:
         tags: what tells this run's lines from the others'.
         settings: of the schedule.
         written: lines of this run that are there already; it goes on after them.
+        seconds: that the run had lasted by then.
     """
 
-    def __init__(self, path: Path, *, tags: dict[str, Any], settings: Settings, written: int = 0) -> None:
+    def __init__(
+        self, path: Path, *, tags: dict[str, Any], settings: Settings, written: int = 0, seconds: float = 0.0
+    ) -> None:
         self.lines = JsonLines(path)
-        self.start = time.monotonic()
+        self.start = time.monotonic() - seconds
         self.tags, self.written = tags, written
         if not written:
             self._line({"settings": dataclasses.asdict(settings)})

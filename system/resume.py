@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from core.schedule import Action, Event, Reopened, Saved, Settings, State, react, trial_id
+from core.schedule import (
+    Action,
+    Event,
+    Reopened,
+    Saved,
+    Settings,
+    State,
+    StepTrained,
+    TrialEnded,
+    react,
+    trial_id,
+)
 from system.checkpoint import Checkpoint, last_checkpoint
-from system.journal import Entry, read_journal, replayed
+from system.journal import Entry, read_journal, record_of, replayed
 from system.loop import Resumed, trial_ended
 from system.record.metrics import is_of, lines_of
 from system.run import RunError
@@ -28,6 +40,17 @@ class Found(NamedTuple):
     entries: list[Entry]
     unheard: list[tuple[Event, tuple[Action, ...]]]
     notes: list[str]
+
+    @property
+    def happened(self) -> list[tuple[Event, list[dict[str, Any]]]]:
+        """Every event with its actions, the unheard ones last."""
+        unheard = [(event, [record_of(action) for action in actions]) for event, actions in self.unheard]
+        return [(entry.event, entry.actions) for entry in self.entries] + unheard
+
+    @property
+    def seconds(self) -> float:
+        """How long it had run when it was last heard of."""
+        return self.entries[-1].seconds if self.entries else 0.0
 
 
 def find_run(
@@ -120,6 +143,30 @@ def _gone(state: State) -> frozenset[int]:
     """Groups that are over: all that were opened but those that may be trained yet."""
     batches = {g.group_id for batch in (*state.unsaved, *state.redo) for g in batch}
     return frozenset(set(range(state.next_group)) - state.groups.keys() - batches)
+
+
+class Intervals(NamedTuple):
+    """What happened before which step: trials that ended, and groups that were dropped for want of a signal."""
+
+    step: dict[str, int]
+    zero_variance: dict[int, int]
+
+
+def intervals(entries: Iterable[tuple[Event, Iterable[Mapping[str, Any]]]]) -> Intervals:
+    """Of a journal, as far as it goes; where steps were taken again, their trials are those before either time."""
+    step: dict[str, int] = {}
+    dropped: Counter[int] = Counter()
+    next_step = 1
+    for event, actions in entries:
+        match event:
+            case TrialEnded(trial_id=trial):
+                step[trial] = next_step
+            case StepTrained(version=version) | Reopened(version=version):
+                next_step = version + 1
+            case _:
+                pass
+        dropped[next_step] += sum(action.get("reason") == "zero_variance" for action in actions)
+    return Intervals(step, {number: count for number, count in dropped.items() if count})
 
 
 def later_than(tags: dict[str, Any], version: int) -> Callable[[dict[str, Any]], bool]:

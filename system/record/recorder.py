@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -40,14 +41,17 @@ class Recorder:
         self.tags = {"arm": arm, "seed": seed}
         self.tasks, self.metrics, self.trajectories, self.progress = tasks, metrics, trajectories, progress
         self.begun = self.interval_begun = time.monotonic()
-        self.since: list[tuple[int, Result]] = []
+        self.taken = 0
+        self.since: dict[int, list[tuple[int, Result]]] = {}
+        """Valid training trials with their levels, by the step before which they ended."""
         levels = [task["level"] for task in tasks["train"]]
         self.level_share = {level: levels.count(level) / len(levels) for level in sorted(set(levels))}
         self.level_scores: dict[int, tuple[float, float]] = {}
         self.by_version: dict[int, dict[int, list[float]]] = {}
-        self.system_errors, self.zero_variance, self.trials = 0, 0, 0
+        self.system_errors, self.trials, self.recalled = 0, 0, 0
+        self.zero_variance: Counter[int] = Counter()
         self.first_step_at: float | None = None
-        self.idle_s = 0.0
+        self.idle_s, self.worked_s = 0.0, 0.0
         self.ages: list[int] = []
         self.trainer_cpu_s = 0.0
         self.cpu_seconds = {"agent": 0.0, "tools": 0.0}
@@ -57,8 +61,11 @@ class Recorder:
         """A trial ended."""
         told = self.tasks[action.purpose][action.task]
         self._tally(action.purpose, action.policy_version, told, result, valid=valid)
+        cpu = result.get("cpu_seconds", {})
+        self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
+        self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
         if valid and action.purpose == "train":
-            self.since.append((told["level"], result))
+            self.since.setdefault(self.taken + 1, []).append((told["level"], result))
         about = {
             "purpose": action.purpose,
             "group_id": action.group_id,
@@ -75,34 +82,60 @@ class Recorder:
         if valid and purpose == "train":
             scores = self.by_version.setdefault(version, {})
             scores.setdefault(task["level"], []).append(result["reward"])
-        cpu = result.get("cpu_seconds", {})
-        self.cpu_seconds["agent"] += cpu.get("agent", 0.0)
-        self.cpu_seconds["tools"] += cpu.get("trial", 0.0) - cpu.get("agent", 0.0)
 
-    def recall(self, trials: Iterable[tuple[Result, bool]], metrics: Iterable[Mapping[str, Any]]) -> None:
-        """Takes in what a killed run had written: its trials, with whether their reward is valid, and its metrics.
+    def recall(
+        self,
+        trials: Iterable[tuple[Result, bool, int]],
+        metrics: Iterable[Mapping[str, Any]],
+        *,
+        version: int,
+        zero_variance: Mapping[int, int],
+        seconds: float,
+    ) -> None:
+        """Takes in what a killed run had written of the steps up to the version from which it goes on.
 
-        How long it had waited and worked is known by step only, so the share of the trainer's idle time is that of the
-        steps since.
+        What their processes worked is not told; the CPU seconds are of what has ended since.
+
+        Args:
+            trials: with whether their reward is valid, and the step before which they ended.
+            metrics: of those steps.
+            version: from which it goes on.
+            zero_variance: groups that were dropped for it, by the step before which they were.
+            seconds: that it had run.
         """
-        for result, valid in trials:
+        self.begun -= seconds
+        self.taken = version
+        self.zero_variance.update(zero_variance)
+        for result, valid, step in trials:
             self._tally(result["purpose"], result["version_started"], result, result, valid=valid)
+            self.recalled += 1
+            if valid and result["purpose"] == "train":
+                self.since.setdefault(step, []).append((result["level"], result))
+        for step in sorted(step for step in self.since if step <= version):
+            self._score_levels(self.since.pop(step))
         for line in metrics:
             if line.get("eval"):
                 self.evaluated, self.by_version = dict(line), {}
             elif "staleness" in line:
                 self.ages += [int(age) for age, count in line["staleness"].items() for _ in range(count)]
+                self.first_step_at = self.first_step_at or self.begun + line["seconds"]
+                self.worked_s += line.get("step_seconds", 0.0)
+                self.idle_s += line["trainer_idle"] * line.get("step_seconds", 0.0)
             self.progress.record(line)
 
     def dropped(self, action: DropGroup) -> None:
         """A group left without being trained."""
-        self.zero_variance += action.reason == "zero_variance"
+        self.zero_variance[self.taken + 1] += action.reason == "zero_variance"
 
     def step(self, action: Train, results: Sequence[Result], metrics: StepMetrics, *, idle_s: float) -> None:
         """An optimizer step was taken."""
         now = time.monotonic()
         self.first_step_at = self.first_step_at or now
+        step_seconds = now - self.interval_begun
         self.idle_s += idle_s
+        self.worked_s += step_seconds
+        self.taken = metrics.policy_version
+        since = self.since.pop(self.taken, [])
         self.trainer_cpu_s = metrics.cpu_s
         ages = [staleness(versions(r), version=action.version) for r in results]
         self.ages += ages
@@ -112,11 +145,12 @@ class Recorder:
                 **self.tags,
                 "step": metrics.policy_version,
                 "seconds": round(now - self.begun, 2),
-                **graded([result for _, result in self.since]),
-                **self._balanced(),
+                **graded([result for _, result in since]),
+                **self._balanced(since),
                 "staleness": {str(age): count for age, count in staleness_histogram(ages).items()},
                 "versions_in_trajectory_max": max(len({v for v in versions(r) if v >= 0}) for r in results),
-                "trainer_idle": idle_s / (now - self.interval_begun),
+                "trainer_idle": idle_s / step_seconds,
+                "step_seconds": step_seconds,
                 "train_seconds": metrics.seconds,
                 "grad_norm": metrics.grad_norm,
                 "masked_share": metrics.masked_share,
@@ -125,7 +159,7 @@ class Recorder:
                 "entropy": metrics.entropy,
                 "groups": len(action.group_ids),
                 "rows": metrics.rows,
-                "zero_variance": self.zero_variance,
+                "zero_variance": self.zero_variance.pop(self.taken, 0),
                 "trained_tokens": metrics.trained_tokens,
                 "system_errors": self.system_errors,
                 "sampled_tokens_min": min(sampled),
@@ -133,7 +167,7 @@ class Recorder:
             }
         )
         self.progress.record(line)
-        self.since, self.zero_variance, self.interval_begun = [], 0, now
+        self.interval_begun = now
 
     def _write_curve(self) -> None:
         """Mean reward of the training trials of each level by the version at which they were started.
@@ -145,28 +179,34 @@ class Recorder:
             self.metrics.write({**self.tags, "version": version, "levels": told})
         self.by_version = {}
 
-    def _balanced(self) -> dict[str, Any]:
+    def _balanced(self, since: Sequence[tuple[int, Result]]) -> dict[str, Any]:
         """Reward and share passed since the last step, each level weighed by its share of the training tasks.
 
         What ends in an interval is short first and long last, so a plain mean would follow the schedule more than the
         policy. A level that brought no trial keeps its last score, and has no weight before its first.
         """
-        by_level: dict[int, list[Result]] = {}
-        for level, result in self.since:
-            by_level.setdefault(level, []).append(result)
-        for level, results in by_level.items():
-            told = graded(results)
-            self.level_scores[level] = (told["reward"], told["passed"])
+        self._score_levels(since)
         if not self.level_scores:
             return {"reward": None, "passed": None}
         known = {level: self.level_share[level] for level in self.level_scores}
         pairs = [(share / sum(known.values()), *self.level_scores[level]) for level, share in known.items()]
         return {"reward": sum(w * r for w, r, _ in pairs), "passed": sum(w * p for w, _, p in pairs)}
 
+    def _score_levels(self, since: Sequence[tuple[int, Result]]) -> None:
+        by_level: dict[int, list[Result]] = {}
+        for level, result in since:
+            by_level.setdefault(level, []).append(result)
+        for level, results in by_level.items():
+            told = graded(results)
+            self.level_scores[level] = (told["reward"], told["passed"])
+
     @property
     def trainer_idle(self) -> float:
-        """Share of the time from the start to the last step in which the trainer waited for a batch."""
-        return self.idle_s / max(1e-9, self.interval_begun - self.begun)
+        """Share of the time from the start to the last step in which the trainer waited for a batch.
+
+        What a killed run did for steps that were taken again does not count.
+        """
+        return self.idle_s / max(1e-9, self.worked_s)
 
     def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
         """An evaluation at a fixed version ended, with these valid trials.
