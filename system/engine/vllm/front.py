@@ -1,0 +1,574 @@
+"""The front of a vLLM server: the embedded engine's socket before it, so that a trial need not know which one it has.
+
+`python -m system.engine.vllm.front '{"policy_dir": ...}'`; the values are those of `Settings` and `parent`. One
+thread and no torch: it forwards requests by token id, keeps which version sampled which token, lets in as many
+requests as their keys and values have room, brings weights, and ends with the server, telling why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+from core.capacity import kv_bytes_per_token, runnable_trajectories
+from core.staleness import token_versions
+from system.engine.asked import check_request, parse_request
+from system.engine.client import HEADER, LARGEST_MESSAGE, frame
+from system.engine.request import Completion, EngineError, FinishReason, GenerateRequest
+from system.engine.vllm.coverage import Weight, check_weights, header_of, weights_of
+from system.engine.vllm.server import Server, kv_tokens_of, read_metrics
+from system.engine.vllm.settings import GIB, Settings
+from system.engine.vllm.wire import Refused
+from system.parent import die_with_parent
+from system.record.metrics import drop_torn_tail
+
+ABORTED = "generate-tokens-"
+"""What the server puts before the id of a request."""
+
+FINAL_ONLY = 2
+"""vllm.sampling_params.RequestOutputKind: no output before the last."""
+
+GRACE_S = 4.0
+WATCH_S = 1.0
+STATS_S = 20.0
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """A trial as the front knows it."""
+
+    salt: str
+    flight: Flight | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request between arrival and reply."""
+
+    request: GenerateRequest
+    name: str
+    limit: int
+    sent: bool = False
+    cancelled: bool = False
+    swaps: list[tuple[int, int]] = field(default_factory=list)
+    """Before which of its tokens the weights became which version."""
+
+    @property
+    def tokens(self) -> int:
+        """Keys and values that it may come to need."""
+        return len(self.request.token_ids) + self.limit
+
+
+class Room:
+    """Lets requests in, in their order, while their keys and values fit, and none while it is closed."""
+
+    def __init__(self, tokens: int, requests: int) -> None:
+        self._tokens, self._requests = tokens, requests
+        self.taken, self.inside = 0, 0
+        self._open = True
+        self._queue: list[tuple[int, asyncio.Future[None]]] = []
+
+    @property
+    def waiting(self) -> int:
+        """Requests outside."""
+        return len(self._queue)
+
+    async def enter(self, tokens: int) -> None:
+        """Wait for so much room."""
+        waits = asyncio.get_running_loop().create_future()
+        self._queue.append((tokens, waits))
+        self._admit()
+        try:
+            await waits
+        except asyncio.CancelledError:
+            if waits.done() and not waits.cancelled():
+                self.leave(tokens)
+            else:
+                self._queue = [entry for entry in self._queue if entry[1] is not waits]
+            raise
+
+    def leave(self, tokens: int) -> None:
+        """Give it back."""
+        self.taken -= tokens
+        self.inside -= 1
+        self._admit()
+
+    def close(self) -> None:
+        """Let nobody in."""
+        self._open = False
+
+    def open(self) -> None:
+        """Let those in again who fit."""
+        self._open = True
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._open and self._queue:
+            tokens, waits = self._queue[0]
+            fits = self.taken + tokens <= self._tokens and self.inside < self._requests
+            if not fits and self.inside:
+                return
+            self._queue.pop(0)
+            if waits.done():  # cancelled
+                continue
+            self.taken += tokens
+            self.inside += 1
+            waits.set_result(None)
+
+
+class Front:
+    """Moves requests from trials to the server, and weights into it."""
+
+    def __init__(
+        self, settings: Settings, server: Server, expected: dict[str, Weight], log: FileIO, *, kv_tokens: int
+    ) -> None:
+        self.settings, self.server, self.expected, self.log = settings, server, expected, log
+        self.version, self.kv_tokens = settings.version, kv_tokens
+        record = json.loads((Path(settings.policy_dir) / "config.json").read_text())
+        self.vocabulary = int(record["vocab_size"])
+        self.sessions: dict[str, Session] = {}
+        self.flights: dict[str, Flight] = {}
+        self.room = Room(kv_tokens, settings.max_sessions)
+        self.updating = asyncio.Lock()
+        self.epoch = 0
+        """Counts the resets of the cache: what was cached before one is never used after."""
+        self.numbers = 0
+        self.fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.counters: dict[str, float] = dict.fromkeys(
+            ("requests", "aborted", "updates", "update_s", "pause_s", "version_disagreements"), 0
+        )
+        self.busy_s, self.busy_since = 0.0, 0.0
+
+    # Requests
+
+    async def generate(self, message: dict[str, Any], sessions: set[str]) -> dict[str, Any]:
+        """Sample one turn."""
+        request = parse_request(message)
+        context = self.settings.max_context
+        check_request(request, max_context=context, token_count=self.vocabulary)
+        session = self.sessions.setdefault(request.session_id, Session(f"{self.epoch}-{self.version}"))
+        if session.flight is not None:
+            name = request.session_id
+            raise ValueError(f"session_id must have one request at a time, got a second one for {name}")
+        sessions.add(request.session_id)
+        self.numbers += 1
+        limit = min(request.max_tokens, context - len(request.token_ids))
+        flight = session.flight = Flight(request, f"{self.numbers}", limit)
+        self.counters["requests"] += 1
+        try:
+            completion = await self._flown(flight, session)
+        finally:
+            session.flight = None
+        self._log(request, completion)
+        return asdict(completion)
+
+    async def _flown(self, flight: Flight, session: Session) -> Completion:
+        """Its completion, once it has been let in."""
+        await self.room.enter(flight.tokens)
+        if not self.flights:
+            self.busy_since = time.monotonic()
+        self.flights[flight.name] = flight
+        try:
+            flight.swaps.append((0, self.version))
+            if flight.cancelled:
+                nothing: list[Any] = []
+                return self._completion(flight, nothing, nothing, "abort")
+            flight.sent = True
+            told = await self.server.post(
+                "/inference/v1/generate", self._asked(flight, session), timeout_s=None
+            )
+        finally:
+            del self.flights[flight.name]
+            self.room.leave(flight.tokens)
+            if not self.flights:
+                self.busy_s += time.monotonic() - self.busy_since
+        return self._told(flight, told["choices"][0])
+
+    def _asked(self, flight: Flight, session: Session) -> dict[str, Any]:
+        """The request as the server takes it; nothing is left to a default."""
+        request = flight.request
+        return {
+            "request_id": flight.name,
+            "model": "policy",
+            "token_ids": request.token_ids,
+            "cache_salt": session.salt,
+            "stream": False,
+            "sampling_params": {
+                "n": 1,
+                "max_tokens": flight.limit,
+                "min_tokens": 0,
+                "stop_token_ids": request.stop_token_ids,
+                "ignore_eos": True,
+                "seed": request.seed % (1 << 63),
+                "temperature": request.temperature,
+                "top_p": request.top_p,
+                "top_k": request.top_k,
+                "min_p": request.min_p,
+                "repetition_penalty": request.repetition_penalty,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "logprobs": 0,
+                "detokenize": False,
+                "output_kind": FINAL_ONLY,
+            },
+        }
+
+    def _told(self, flight: Flight, choice: dict[str, Any]) -> Completion:
+        """The server's answer as ours."""
+        ids = list(choice["token_ids"] or ())
+        content = (choice["logprobs"] or {}).get("content") or []
+        if len(content) != len(ids):
+            raise EngineError(f"vllm must give each of {len(ids)} tokens its logprob, got {len(content)}")
+        reason = choice["finish_reason"]
+        if reason not in ("stop", "length", "abort"):
+            raise EngineError(f"finish_reason of vllm must be stop, length or abort, got {reason}")
+        completion = self._completion(flight, ids, [entry["logprob"] for entry in content], reason)
+        spans = choice.get("weight_versions")
+        if spans is not None:
+            theirs = [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+            self.counters["version_disagreements"] += theirs != completion.policy_version
+        return completion
+
+    def _completion(
+        self, flight: Flight, ids: list[int], logprob: list[float], reason: FinishReason
+    ) -> Completion:
+        self.counters["aborted"] += reason == "abort"
+        return Completion(
+            request_id=flight.request.request_id,
+            token_ids=ids,
+            logprob=logprob,
+            policy_version=token_versions(flight.swaps, count=len(ids)),
+            finish_reason=reason,
+        )
+
+    async def release(self, session_id: str) -> dict[str, Any]:
+        """Forget a session; what it has running ends."""
+        session = self.sessions.pop(session_id, None)
+        if session is not None and (flight := session.flight) is not None:
+            flight.cancelled = True
+            if flight.sent:
+                name = {"request_ids": [ABORTED + flight.name]}
+                await self.server.post("/abort_requests", name, timeout_s=self.settings.call_s)
+        return {}
+
+    async def abort_all(self) -> None:
+        """End all requests, each with what it has."""
+        names = [ABORTED + name for name, flight in self.flights.items() if flight.sent]
+        if names:
+            with suppress(OSError, Refused):  # it is about to be ended anyway
+                await self.server.post("/abort_requests", {"request_ids": names}, timeout_s=GRACE_S)
+            end = time.monotonic() + GRACE_S / 4
+            while self.flights and time.monotonic() < end:
+                await asyncio.sleep(0.01)
+
+    def _log(self, request: GenerateRequest, completion: Completion) -> None:
+        line = {"session_id": request.session_id, "prompt_ids": request.token_ids, "seed": request.seed}
+        told = {**line, "temperature": request.temperature, **asdict(completion)}
+        self.log.write(json.dumps(told, separators=(",", ":")).encode() + b"\n")
+
+    async def score(self, token_ids: list[int]) -> dict[str, Any]:
+        """Log-probability of every token but the first under the weights that are there now, at temperature 1."""
+        self.numbers += 1
+        body = {
+            "request_id": f"{self.numbers}",
+            "model": "policy",
+            "token_ids": token_ids,
+            "cache_salt": f"score-{self.numbers}",
+            "sampling_params": {
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "prompt_logprobs": 0,
+                "detokenize": False,
+            },
+        }
+        told = await self.server.post("/inference/v1/generate", body, timeout_s=self.settings.call_s)
+        rows = told["prompt_logprobs"][1:]
+        found = [row[str(token)]["logprob"] for row, token in zip(rows, token_ids[1:], strict=True)]
+        return {"logprob": found, "policy_version": self.version}
+
+    # Weights
+
+    async def update(self, version: int, path: str, *, reset_kv: bool) -> dict[str, Any]:
+        """Swap the weights while all requests stand still, and keep between which tokens that was.
+
+        Weights that do not cover the policy are refused before anything is sent. Beyond that a fault leaves the
+        server with half of them: it is the engine's end.
+        """
+        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+            raise ValueError(f"version must be a whole number from 0, got {version!r}")
+        async with self.updating:
+            check_weights(header_of(Path(path)), self.expected, source=path)
+            begun = time.monotonic()
+            self.room.close()
+            try:
+                await self._swap(version, {"path": path}, reset_kv=reset_kv)
+            except (OSError, Refused) as error:
+                told = f"vllm must take the weights of {path}, got {type(error).__name__}: {error}"
+                self.end(told)
+                raise EngineError(told) from error
+            finally:
+                self.room.open()
+            self.counters["updates"] += 1
+            self.counters["update_s"] += time.monotonic() - begun
+        return {"policy_version": version}
+
+    async def _swap(self, version: int, info: dict[str, Any], *, reset_kv: bool) -> None:
+        post, call_s = self.server.post, self.settings.call_s
+        await self._all_arrived()
+        paused = time.monotonic()
+        await post("/pause?mode=keep&clear_cache=false", timeout_s=call_s)
+        counts = await self.server.get("/bartleby/counts", timeout_s=call_s)
+        if reset_kv:
+            await post("/reset_prefix_cache?reset_running_requests=true", timeout_s=call_s)
+            self.epoch += 1
+            for session in self.sessions.values():
+                session.salt = f"{self.epoch}-{version}"
+        await post("/start_weight_update", {}, timeout_s=call_s)
+        await post("/update_weights", {"update_info": info}, timeout_s=call_s)
+        await post("/finish_weight_update", {"weight_version": str(version)}, timeout_s=call_s)
+        for name, flight in self.flights.items():
+            if (
+                count := counts.get(ABORTED + name)
+            ) is not None:  # else it had all its tokens before the pause
+                flight.swaps.append((count, version))
+        self.version = version
+        await post("/resume", timeout_s=call_s)
+        self.counters["pause_s"] += time.monotonic() - paused
+
+    async def _all_arrived(self) -> None:
+        """Wait until each request that was sent is known to the server or done."""
+        async with asyncio.timeout(self.settings.call_s):
+            while True:
+                sent = [name for name, flight in self.flights.items() if flight.sent]
+                known = await self.server.get("/bartleby/counts", timeout_s=self.settings.call_s)
+                if all(ABORTED + name in known or name not in self.flights for name in sent):
+                    return
+                await asyncio.sleep(0.002)
+
+    # Watching
+
+    async def stats(self) -> dict[str, Any]:
+        """Counters since the start."""
+        told = read_metrics(await self.server.get("/metrics", timeout_s=STATS_S))
+        busy_s = self.busy_s + (time.monotonic() - self.busy_since if self.flights else 0.0)
+        return {
+            **self.counters,
+            **told,
+            "waiting": told["waiting"] + self.room.waiting,
+            "sessions": len(self.sessions),
+            "policy_version": self.version,
+            "busy_s": busy_s,
+            "cpu_s": group_cpu_s(),
+            "kv_tokens": self.kv_tokens,
+            "kv_reserved_tokens": self.room.taken,
+        }
+
+    async def watch(self) -> None:
+        """Ends the engine when its server ends, or does nothing although it has requests."""
+        ended = asyncio.create_task(self.server.ended())
+        before, since = -1.0, time.monotonic()
+        while not ended.done():
+            await asyncio.wait([ended], timeout=WATCH_S)
+            if ended.done() or not self.flights or self.updating.locked():
+                since = time.monotonic()
+                continue
+            try:
+                told = read_metrics(await self.server.get("/metrics", timeout_s=self.settings.stall_s))
+                done = told["sampled_tokens"] + told["prompt_tokens"] + self.counters["requests"]
+            except (OSError, Refused):
+                done = before
+            if done != before:
+                before, since = done, time.monotonic()
+            elif time.monotonic() - since > self.settings.stall_s:
+                self.end(f"vllm must sample within {self.settings.stall_s:g} s, got nothing: it hangs")
+                return
+        self.end(ended.result())
+
+    def end(self, fault: str) -> None:
+        """This engine is of no more use; the first cause counts."""
+        if not self.fault.done():
+            self.fault.set_result(fault)
+
+    # Clients
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client: frames in, frames out, its sessions forgotten when it goes."""
+        sessions: set[str] = set()
+        at_work: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+                if length > LARGEST_MESSAGE:
+                    told = f"message must be at most {LARGEST_MESSAGE} bytes, got {length}"
+                    writer.write(frame({"error": told}))
+                    return
+                body = await reader.readexactly(length)
+                task = asyncio.create_task(self._served(body, writer, sessions))
+                at_work.add(task)
+                task.add_done_callback(at_work.discard)
+        except (asyncio.IncompleteReadError, OSError):
+            return
+        finally:
+            for session_id in sessions:
+                try:
+                    await self.release(session_id)
+                except (OSError, Refused):  # a server that is gone runs nothing for it either: `watch` tells
+                    continue
+            writer.close()
+
+    async def _served(self, body: bytes, writer: asyncio.StreamWriter, sessions: set[str]) -> None:
+        try:
+            reply = await self._answer(json.loads(body), sessions)
+        except Exception as error:  # noqa: BLE001 (told to the client in one line; the engine must live on)
+            reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+            if isinstance(error, OSError):  # the server is going: what ends it is the better line
+                await asyncio.wait([self.fault], timeout=GRACE_S)
+                reply = {"error": self.fault.result()} if self.fault.done() else reply
+        if not writer.is_closing():
+            writer.write(frame(reply))
+
+    async def _answer(self, message: Any, sessions: set[str]) -> dict[str, Any]:
+        if not isinstance(message, dict):
+            raise ValueError(f"message must be an object, got {type(message).__name__}")
+        match message.get("op"):
+            case "generate":
+                return await self.generate(message, sessions)
+            case "release":
+                return await self.release(message["session_id"])
+            case "update_weights":
+                kept = bool(message.get("reset_kv", False))
+                return await self.update(message["version"], message["path"], reset_kv=kept)
+            case "score":
+                return await self.score(message["token_ids"])
+            case "stats":
+                return {"stats": await self.stats()}
+            case other:
+                raise ValueError(
+                    f"op must be generate, release, update_weights, score or stats, got {other!r}"
+                )
+
+
+def check_room(settings: Settings) -> None:
+    """Refuse before anything is started what memory cannot hold: the keys and values of one trial.
+
+    Raises:
+        ValueError: one line with name, rule and value.
+    """
+    record = json.loads((Path(settings.policy_dir) / "config.json").read_text())
+    if not all(name in record for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")):
+        return  # another family: the server says what it needs
+    token_bytes = kv_bytes_per_token(
+        attention_layers=record["num_hidden_layers"],
+        kv_heads=record["num_key_value_heads"],
+        head_dim=record["head_dim"],
+        bytes_per_value=4 if settings.dtype == "float32" else 2,
+        tensor_parallel=settings.tensor_parallel,
+    )
+    if (tokens := int(settings.kv_gib * GIB) // token_bytes) < settings.max_context:
+        raise ValueError(
+            f"kv_gib must hold the {settings.max_context} tokens of max_context, "
+            f"got {settings.kv_gib:g} for {tokens}"
+        )
+
+
+def group_cpu_s() -> float:
+    """Seconds that the processes of this group have computed, those that live."""
+    ticks = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[2]) == os.getpgrp():
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def serve(settings: Settings) -> NoReturn:
+    """Start the server, listen, say so in one JSON line on stdout, serve to the end of the server or of the parent."""
+    scratch = Path(f"{settings.socket_path}.d")
+    scratch.mkdir(parents=True, exist_ok=True)
+    expected = weights_of(Path(settings.policy_dir))
+    check_room(settings)
+    server = Server(settings, scratch)
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _parent_gone, gone)
+    starting = asyncio.create_task(server.start())
+    left = asyncio.create_task(gone.wait())
+    await asyncio.wait([starting, left], return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        leave("")
+    starting.result()
+    kv_tokens = kv_tokens_of(await server.get("/metrics", timeout_s=settings.call_s))
+    if kv_tokens < settings.max_context:
+        raise EngineError(
+            f"kv_gib must hold {settings.max_context} tokens of a trial, got room for {kv_tokens}"
+        )
+    await server.post("/init_weight_transfer_engine", {"init_info": {}}, timeout_s=settings.call_s)
+    try:  # 0.32 labels the tokens itself
+        label = {"new_version": str(settings.version)}
+        await server.post("/update_weight_version", label, timeout_s=settings.call_s)
+    except Refused as error:
+        if error.status != 404:
+            raise
+    drop_torn_tail(Path(settings.log_path))
+    with open(settings.log_path, "ab", buffering=0) as log:
+        front = Front(settings, server, expected, log, kv_tokens=kv_tokens)
+        Path(settings.socket_path).unlink(missing_ok=True)
+        listener = await asyncio.start_unix_server(front.talk, settings.socket_path, backlog=1024)
+        described = {"ready": True, "pid": os.getpid(), "token_count": front.vocabulary}
+        longest = runnable_trajectories(engines=1, tokens=kv_tokens, mean_length=settings.max_context)
+        described |= {"kv_tokens": kv_tokens, "longest_trials": longest, "policy_version": settings.version}
+        print(json.dumps({**described, "max_context": settings.max_context}), flush=True)
+        watching = asyncio.create_task(front.watch())
+        await asyncio.wait([front.fault, left], return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        listener.close()
+        if front.fault.done():
+            await asyncio.sleep(WATCH_S / 4)  # for the replies that tell of it
+            leave(front.fault.result())
+        await front.abort_all()
+        await server.end(GRACE_S)
+        leave("")
+
+
+def _parent_gone(gone: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1 << 16):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        gone.set()
+
+
+def leave(fault: str) -> NoReturn:
+    """Say in a last line why, where there is a fault, and end the whole group."""
+    if fault:
+        print(json.dumps({"error": fault}), flush=True)
+    sys.stdout.flush()
+    os.killpg(0, signal.SIGKILL)
+    raise AssertionError("a group that is killed ends")
+
+
+def main(values: dict[str, Any]) -> NoReturn:
+    """Serve until there is a reason to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(values.pop("parent"))
+    told = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    try:
+        asyncio.run(serve(Settings(**told)))
+    except Exception as error:  # noqa: BLE001 - the process's last words
+        leave(" ".join(f"{type(error).__name__}: {error}".split()))
+    leave("")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
