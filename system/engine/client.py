@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -69,6 +70,11 @@ class EngineClient:
     def stats(self) -> dict[str, Any]:
         """Counters of the engine."""
         return self._call({"op": "stats"})["stats"]
+
+    def score(self, token_ids: Sequence[int]) -> tuple[list[float], int]:
+        """Log-probability of every token but the first, at temperature 1, and the version of the weights: vLLM only."""
+        reply = self._call({"op": "score", "token_ids": list(token_ids)})
+        return reply["logprob"], reply["policy_version"]
 
     def close(self) -> None:
         """Close this process's connection."""
