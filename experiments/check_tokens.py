@@ -1,4 +1,4 @@
-"""Did the trainer use exactly what the engine sampled? Joins the engine's own log to the trainer's input, bit for bit.
+"""Did the trainer use exactly what the engines sampled? Joins their own logs to the trainer's input, bit for bit.
 
 python experiments/check_tokens.py out/ablate_aggregation/<run>
 """
@@ -31,7 +31,8 @@ def main(config: Config) -> dict[str, Any]:
         line["request_id"]: Emission(
             line["prompt_ids"], line["token_ids"], line["logprob"], line["policy_version"]
         )
-        for line in read_jsonl(config.run / "engine.jsonl")
+        for log in sorted(config.run.glob("engine*.jsonl"))
+        for line in read_jsonl(log)
     }
     rows, tokens, faults = 0, 0, []
     for line in read_jsonl(config.run / "trainer_input.jsonl"):

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from test_engine import CONFIG, full_logprob, large_norms, mean_gap, prompt, request
 from test_model import write_tokenizer
+from test_run import check_tokens
 
 from system.engine import (
     Applied,
@@ -31,11 +35,13 @@ from system.engine import (
     connect,
     start_embedded_engine,
 )
+from system.journal import read_journal, replayed
 from system.policy import save_policy, save_weights
 from system.record.metrics import read_jsonl
 from system.trainer.rescoring import Rescorer
 from system.trainer.step import StepRow
 
+ROOT = Path(__file__).resolve().parent.parent
 CONTEXT = 700
 PATIENT = RestartRule(pulse_s=0.2, silence_s=60.0)
 
@@ -346,6 +352,50 @@ def test_the_end_of_a_run_waits_for_a_start_and_failing_starts_end_a_run_with_on
     assert told.startswith("engine 0 must end at most 1 times in 3600 s, got 2, the last: ")
     assert "policy folder must have config.json" in told and "\n" not in told
     assert not engine.alive()
+
+
+def test_a_run_goes_on_when_its_only_engine_is_killed_in_training_and_in_the_evaluation(tmp_path: Path):
+    folder = tmp_path / "run"
+    options = [
+        *("--steps", "2", "--groups", "2", "--group-size", "4", "--tasks", "12", "--worlds", "4"),
+        *("--tasks-held-out", "10", "--attempts", "1", "--max-running", "8", "--max-retries", "0"),
+    ]
+    script = [sys.executable, str(ROOT / "experiments" / "train.py"), *options, "--out", str(folder)]
+    with subprocess.Popen(
+        script, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    ) as run:
+        for purpose in ("train", "eval"):
+            kill_engine_at(run, folder, purpose)
+        output, _ = run.communicate(timeout=240)
+    assert run.returncode == 0, output
+    assert output.count("it is started again") == output.count("is back after") == 2
+    trials = list(read_jsonl(folder / "trajectories.jsonl"))
+    lost = [trial for trial in trials if trial["outcome"]["kind"] == "system_error"]
+    assert {trial["purpose"] for trial in lost} == {"train", "eval"}
+    for trial in lost:  # without a single retry to spare: nobody is to blame
+        assert trial["blameless"] and trial["outcome"]["phase"] == "engine"
+    versions = {v for trial in trials if trial["purpose"] == "eval" for v in sampled_by(trial)}
+    assert versions == {2}
+    tags = {"arm": "policy", "seed": 0}
+    settings, entries = read_journal(folder / "events.jsonl", tags=tags)
+    state, difference = replayed(settings, entries)
+    assert difference is None and state.finished and state.trained == 2 and state.lost == 0
+    told = check_tokens.main(check_tokens.Config(run=folder))
+    assert told["rows"] > 0 and told["faults"] == []
+
+
+def kill_engine_at(run: subprocess.Popen[str], folder: Path, purpose: str) -> None:
+    """Kill the engine of a run once a trial of this purpose has ended."""
+    told, deadline = folder / "trajectories.jsonl", time.monotonic() + 200
+    while not told.exists() or f'"purpose":"{purpose}"' not in told.read_text():
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    (engine,) = [p for p in psutil.Process(run.pid).children() if "system.engine.embedded" in p.cmdline()]
+    engine.kill()
+
+
+def sampled_by(trial: dict[str, Any]) -> list[int]:
+    return [v for row in trial.get("rows", ()) for v in row["policy_version"] if v >= 0]
 
 
 def test_counters_of_earlier_lives_count_and_those_of_the_moment_do_not():
