@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,24 @@ def write_checkpoint(
     return Checkpoint(folder=folder, version=version, about=about)
 
 
-def last_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest version that is whole, and a line for each newer one that is not."""
+def last_checkpoint(
+    root: Path, *, known: Collection[int] | None = None
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest version that is whole, and a line for each newer one that is not.
+
+    Args:
+        known: versions that may be gone on from; any if None. A newer one can be there where the end of a journal
+            was lost.
+    """
     damaged = []
     for folder in reversed(_versions(root)):
         if fault := _fault(folder):
             damaged.append(f"checkpoint {folder.name} is left aside: {fault}")
             continue
         manifest = json.loads((folder / "manifest.json").read_text())
+        if known is not None and manifest["version"] not in known:
+            damaged.append(f"checkpoint {folder.name} is left aside: the journal does not tell of it")
+            continue
         return Checkpoint(folder=folder, version=manifest["version"], about=manifest["about"]), damaged
     return None, damaged
 

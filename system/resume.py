@@ -87,7 +87,8 @@ def find_run(
         raise RunError(
             f"event {difference.number} of the journal must replay, got other actions; see replay.py"
         )
-    checkpoint, notes = last_checkpoint(checkpoints)
+    known = {*state.saved, *([state.trained] if state.saving else [])}
+    checkpoint, notes = last_checkpoint(checkpoints, known=known)
     version = checkpoint.version if checkpoint else 0
     if checkpoint and (changed := differences(checkpoint.about, about or {})):
         raise RunError(f"checkpoint {checkpoint.folder} must be of this run, got one of another: {changed}")
@@ -107,7 +108,7 @@ def find_run(
         unheard.append((event, actions))
     if version not in state.saved:
         on_disk = " or ".join(map(str, state.saved))
-        told = "; ".join([f"got {version} in {checkpoints}", *notes])
+        told = "; ".join([f"got none in {checkpoints}", *notes])
         raise RunError(f"a checkpoint must be of version {on_disk}, {told}")
     kept = _kept(state)
     results = {trial: lines[trial] for trial in lines if trial in kept}

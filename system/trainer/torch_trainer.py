@@ -269,6 +269,14 @@ class TorchTrainer:
 def write_input(path: str | os.PathLike[str], rows: Sequence[StepRow], *, version: int) -> None:
     """Append the rows of a step to trainer_input.jsonl, one a line, as the trainer uses them."""
     drop_torn_tail(Path(path))
+    try:
+        _append_rows(path, rows, version)
+    except OSError as error:
+        told = f"rows could not be written: {error.strerror}"
+        raise OSError(error.errno, told, os.fspath(path)) from error
+
+
+def _append_rows(path: str | os.PathLike[str], rows: Sequence[StepRow], version: int) -> None:
     with open(path, "a", encoding="utf-8") as log:
         for row in rows:
             line = {

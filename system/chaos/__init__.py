@@ -1,0 +1,1 @@
+"""Faults on purpose, struck into a run that lives, and what must hold of it afterwards."""
