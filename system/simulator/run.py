@@ -148,7 +148,8 @@ class _Run:
         while self.decoding and self.decoding[0][2].over:
             heapq.heappop(self.decoding)
         token_s = self._token_s()
-        due = self.now + (self.decoding[0][0] - self.clock) * token_s if self.decoding else float("inf")
+        left = self.decoding[0][0] - self.clock if self.decoding else float("inf")
+        due = self.now + left * token_s if left > 0 else self.now  # what stands still may be done all the same
         if self.timers and self.timers[0][0] <= due:
             at, _, kind, what = heapq.heappop(self.timers)
             self._pass(max(at, self.now), token_s)
