@@ -290,7 +290,7 @@ def run(
                         runs.one(name, seed, arms.get(name))
             spent = {
                 **runs.cpu_seconds,
-                "engine": machine.engine.stats()["cpu_s"],
+                "engine": machine.engine.stats().get("cpu_s", 0.0),
                 "driver": time.process_time(),
             }
     compared = partial(
