@@ -27,6 +27,7 @@ TORCH_FREE = {
     "check",
     "clue",
     "comparison",
+    "context",
     "counter",
     "drift",
     "estimate",
