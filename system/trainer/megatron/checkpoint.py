@@ -1,0 +1,38 @@
+"""Weights and optimizer state through Megatron's distributed checkpoints: every rank writes its part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from torch import nn
+
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
+"""So that a checkpoint may be read by other sizes than wrote it."""
+
+
+def save(folder: Path, model: nn.Module, optimizer: Any) -> None:
+    """Write into a folder; done on all ranks when this returns."""
+    if dist.get_rank() == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    dist_checkpointing.save(_state(model, optimizer, is_loading=False), str(folder))
+    dist.barrier()
+
+
+def load(folder: Path, model: nn.Module, optimizer: Any) -> None:
+    """Take what `save` wrote."""
+    found = dist_checkpointing.load(_state(model, optimizer, is_loading=True), str(folder))
+    model.load_state_dict(found["model"])
+    optimizer.load_state_dict(found["optimizer"])
+    optimizer.reload_model_params() if not hasattr(optimizer, "chained_optimizers") else None
+
+
+def _state(model: nn.Module, optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
+    sharded = model.sharded_state_dict(metadata=METADATA)  # pyright: ignore[reportCallIssue]
+    return {
+        "model": sharded,
+        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=METADATA),
+    }
