@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from core.schedule import Event, Opened, Reopened, Settings, StepTrained, TrialEnded, task_at
+from core.schedule import Event, Opened, Reopened, Settings, StepTrained, TrialEnded, begin, react, task_at
 from system.journal import Entry, read_journal, replayed
 from system.loop import SCORED_TRUNCATIONS
 from system.record.metrics import lines_of
@@ -139,7 +139,12 @@ def ledger(history: History) -> Ledger:
 
 def _returned(history: History) -> set[int]:
     """Groups that the schedule knows no more, though they were neither trained nor dropped."""
-    state, _ = replayed(history.settings, list(history.entries))
+    state = begin()
+    try:
+        for event in _events(history):
+            state, _ = react(history.settings, state, event)
+    except ValueError:  # an event that cannot have come: `replay_faults` tells
+        pass
     alive = {g for g, group in state.groups.items() if group.purpose == "train"} | set(state.training)
     alive |= {group.group_id for batch in (*state.redo, *state.unsaved) for group in batch}
     steps, _ = surviving_steps(history.entries)
@@ -292,19 +297,20 @@ def _step_row_faults(
     groups: dict[str, list[str]] = {}
     for trial in step["trial_ids"]:
         groups.setdefault(trial.split("-")[1], []).append(f"{history.name}/{trial}")
-    mean = {
-        t: fmean(reward[m] for m in members) for members in groups.values() for t in members if t in reward
-    }
-    spread = {
-        t: max(reward[m] for m in ms) - min(reward[m] for m in ms) for ms in groups.values() for t in ms
-    }
+    known = [members for members in groups.values() if all(trial in reward for trial in members)]
+    scores = {trial: [reward[member] for member in members] for members in known for trial in members}
+    mean = {trial: fmean(values) for trial, values in scores.items()}
+    spread = {trial: max(values) - min(values) for trial, values in scores.items()}
     rows = {row["row_id"]: row for (at, _), row in seen.items() if at == version}
     wanted = {trial for trial, width in spread.items() if width > history.settings.tolerance}
-    got = {row["trial_id"] for row in rows.values()}
+    unknown = {trial for members in groups.values() for trial in members} - scores.keys()
+    got = {row["trial_id"] for row in rows.values()} - unknown
     faults = [f"step {version} must train {trial}, got no row of it" for trial in sorted(wanted - got)]
     faults += [f"step {version} must not train {trial}, got a row of it" for trial in sorted(got - wanted)]
     for row_id, row in rows.items():
-        due = reward.get(row["trial_id"], 0.0) - mean.get(row["trial_id"], 0.0)
+        if row["trial_id"] not in mean:
+            continue
+        due = reward[row["trial_id"]] - mean[row["trial_id"]]
         if abs(row["advantage"] - due) > 1e-9:
             faults.append(f"row {row_id} of step {version} must have advantage {due}, got {row['advantage']}")
     return faults
@@ -353,7 +359,10 @@ def event_faults(history: History) -> list[str]:
 
 def replay_faults(history: History) -> list[str]:
     """Whether the reducer, asked again, answers every event with the actions that were written."""
-    _, difference = replayed(history.settings, list(history.entries))
+    try:
+        _, difference = replayed(history.settings, list(history.entries))
+    except ValueError as error:
+        return [str(error)]
     return [] if difference is None else [f"event {difference.number}: the reducer says other actions"]
 
 
