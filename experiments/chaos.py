@@ -62,6 +62,8 @@ class Config:
     """Who runs the trials."""
     seed: int = 0
     """Of the faults, their order and their times."""
+    kinds: tuple[str, ...] = ()
+    """Only these faults, each once a turn; by default all of them, the cheap ones more often."""
     gap_s: float = 3.0
     """Mean time from when the run is well to the next fault."""
     least_faults: float = 6.0
@@ -72,6 +74,8 @@ class Config:
     """Folder of the report and of the run; by default out/chaos/<time>."""
 
     def __post_init__(self) -> None:
+        if unknown := sorted(set(self.kinds) - DECK.keys()):
+            raise ValueError(f"kinds must be of {', '.join(DECK)}, got {unknown[0]}")
         for name in ("minutes", "gap_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
@@ -131,7 +135,8 @@ class Storm:
 
     def _deck(self) -> Iterator[str]:
         while True:
-            cards = [kind for kind, count in DECK.items() for _ in range(count)]
+            counts = dict.fromkeys(self.config.kinds, 1) or DECK
+            cards = [kind for kind, count in counts.items() for _ in range(count)]
             self.random.shuffle(cards)
             yield from cards
 
