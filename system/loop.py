@@ -8,7 +8,7 @@ as it is.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,8 +63,17 @@ class Observer(Protocol):
     def trial(self, action: StartTrial, result: Result, *, valid: bool) -> None: ...
     def dropped(self, action: DropGroup) -> None: ...
     def step(
-        self, action: Train, results: Sequence[Result], metrics: StepMetrics, *, idle_s: float
-    ) -> None: ...
+        self,
+        action: Train,
+        results: Sequence[Result],
+        metrics: StepMetrics,
+        *,
+        idle_s: float,
+        engine: Mapping[str, Any],
+    ) -> None:
+        """A step was taken, after the trainer had waited for so long; what the engines last told of themselves."""
+        ...
+
     def evaluation(self, version: int, trials: Sequence[tuple[StartTrial, Result]]) -> None:
         """All trials of an evaluation that have a valid reward."""
         ...
@@ -266,7 +275,8 @@ class Loop:
     def _step_trained(self, action: Train, metrics: StepMetrics) -> StepTrained:
         self.trainer_free_since, self.training = time.monotonic(), None
         results = [self.results.pop(trial_id) for trial_id in action.trial_ids]
-        self.observer.step(action, results, metrics, idle_s=self.idle_s)
+        engine = self.crew.engine.heard()
+        self.observer.step(action, results, metrics, idle_s=self.idle_s, engine=engine)
         for group_id in action.group_ids:
             self._forget(group_id)
         return StepTrained(version=action.version + 1)

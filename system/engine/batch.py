@@ -111,6 +111,7 @@ class Batch:
                 "aborted",
                 "steps",
                 "sampled_tokens",
+                "context_tokens",
                 "prefill_tokens",
                 "reused_tokens",
                 "shared_tokens",
@@ -148,7 +149,9 @@ class Batch:
         if self.running:
             slots = self.slots[: self.running]
             tokens = [self._run(slot).token_ids[-1] for slot in slots]
-            logits = self.model.decode(tokens, [len(slot.tokens) for slot in slots])
+            lengths = [len(slot.tokens) for slot in slots]
+            self.counters["context_tokens"] += sum(lengths)
+            logits = self.model.decode(tokens, lengths)
             for slot, token in zip(slots, tokens, strict=True):
                 slot.tokens.append(token)
             self._sample(slots, logits)

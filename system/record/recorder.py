@@ -17,6 +17,9 @@ from system.trainer import StepMetrics
 
 Result = Mapping[str, Any]
 
+ENGINE_COUNTERS = ("steps", "sampled_tokens", "context_tokens", "prefill_tokens", "cpu_s", "busy_s")
+"""Of what the engines did so far, by what `system.simulator.fit` learns how fast they are."""
+
 
 class Recorder:
     """The observer of one arm and seed.
@@ -127,7 +130,15 @@ class Recorder:
         """A group left without being trained."""
         self.zero_variance[self.taken + 1] += action.reason == "zero_variance"
 
-    def step(self, action: Train, results: Sequence[Result], metrics: StepMetrics, *, idle_s: float) -> None:
+    def step(
+        self,
+        action: Train,
+        results: Sequence[Result],
+        metrics: StepMetrics,
+        *,
+        idle_s: float,
+        engine: Mapping[str, Any],
+    ) -> None:
         """An optimizer step was taken."""
         now = time.monotonic()
         self.first_step_at = self.first_step_at or now
@@ -152,6 +163,9 @@ class Recorder:
                 "trainer_idle": idle_s / step_seconds,
                 "step_seconds": step_seconds,
                 "train_seconds": metrics.seconds,
+                "trainer_cpu_s": metrics.cpu_s,
+                "driver_cpu_s": time.process_time(),
+                "engine": {name: engine[name] for name in ENGINE_COUNTERS if name in engine},
                 "grad_norm": metrics.grad_norm,
                 "masked_share": metrics.masked_share,
                 "unusable": metrics.unusable,
