@@ -562,11 +562,12 @@ def main(values: dict[str, Any]) -> NoReturn:
     """Serve until there is a reason to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(values.pop("parent"))
-    told = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    told: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
     try:
         asyncio.run(serve(Settings(**told)))
     except Exception as error:  # noqa: BLE001 - the process's last words
-        leave(" ".join(f"{type(error).__name__}: {error}".split()))
+        told = f"{error}" if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+        leave(" ".join(told.split()))
     leave("")
 
 

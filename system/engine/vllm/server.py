@@ -95,7 +95,7 @@ class Server:
             lines = [
                 line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()
             ]
-        telling = [line for line in lines if TELLING.search(line)] or lines
+        telling = [line for line in lines if TELLING.search(line) and "raise " not in line] or lines
         told = [re.sub(r"^\(\w+ pid=\d+\)\s*|\x1b\[[\d;]*m", "", line) for line in telling[-TAIL_LINES:]]
         return " | ".join(dict.fromkeys(told))[:1500] or "nothing in its log"
 
