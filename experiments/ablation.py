@@ -75,6 +75,10 @@ class Config:
     """Versions that the oldest token of a trained trajectory may lag behind the trainer."""
     max_running: int = 24
     """Trials side by side."""
+    engine: Literal["embedded", "vllm"] = "embedded"
+    """What samples."""
+    vllm: Path | None = None
+    """File with the settings of the engine "vllm", as docs/vllm.md says."""
     engines: int = 1
     """Engines that sample; a trial stays with the one that had the fewest when it began."""
     engine_restarts: int = 8
@@ -240,6 +244,7 @@ def run(
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
     modal = command.modal_settings(config.sandbox, config.modal)
+    vllm = command.vllm_settings(config.engine, config.vllm)
     judge = command.judge_client(
         config.judge_endpoint, config.judge_model, config.judge_keys, timeout_s=config.judge_s
     )
@@ -278,6 +283,7 @@ def run(
                 restart=RestartRule(most=config.engine_restarts),
                 kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
                 modal=modal,
+                vllm=vllm,
             ) as machine,
             ExitStack() as stack,
         ):

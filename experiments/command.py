@@ -14,6 +14,7 @@ import tyro
 
 from system.checkpoint import SaveError
 from system.engine import EngineError
+from system.engine.vllm import Settings
 from system.fleet import FleetError
 from system.lock import holder
 from system.run import Machinery, RunError
@@ -136,4 +137,29 @@ def modal_settings(sandbox: str, file: Path | None) -> dict[str, Any] | None:
         ModalSettings(**fields)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"modal must be a file of settings as JSON, got {file}: {error}") from None
+    return fields
+
+
+def vllm_settings(engine: str, file: Path | None) -> dict[str, Any] | None:
+    """What a vLLM engine is told beside the run's own settings, from a JSON file; None for another engine.
+
+    Args:
+        engine: as it was asked for.
+        file: fields of `system.engine.vllm.Settings`, as docs/vllm.md shows them.
+    """
+    if engine != "vllm":
+        if file is not None:
+            raise ValueError(f"vllm must go with engine vllm, got {file} for engine {engine}")
+        return None
+    if file is None:
+        raise ValueError("engine vllm must have its settings in a file, got none: --vllm FILE (docs/vllm.md)")
+    run = dict.fromkeys(("policy_dir", "socket_path", "log_path"), "")
+    of_run: dict[str, Any] = {**run, "device": "cpu", "max_context": 2, "max_sessions": 1, "threads": 1}
+    try:
+        fields: dict[str, Any] = json.loads(file.read_text())
+        if twice := sorted(fields.keys() & of_run.keys()):
+            raise ValueError(f"{', '.join(twice)} must be the run's own")
+        Settings(**{**of_run, "kv_gib": 1.0, **fields, "gpus": ()})
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"vllm must be a file of settings as JSON, got {file}: {error}") from None
     return fields

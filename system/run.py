@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from system.engine import EngineError, RestartRule, Router, RunningEngine, start_embedded_engine
+from system.engine.vllm import Settings as VllmSettings
+from system.engine.vllm import start_vllm_engine
 from system.fleet import Fleet
 from system.fleet.local import LocalFleet, warm_up
 from system.sandbox import choose_sandbox, reap, removal
@@ -48,8 +50,9 @@ def machinery(
     restart: RestartRule = RESTART,
     kits: Collection[str] = ("brief",),
     modal: dict[str, Any] | None = None,
+    vllm: dict[str, Any] | None = None,
 ) -> Iterator[Machinery]:
-    """`machinery_with` embedded engines.
+    """`machinery_with` embedded engines, or vLLM's.
 
     Args:
         policy: folder of the weights that the engines begin with.
@@ -60,10 +63,26 @@ def machinery(
         threads: of torch, in an engine.
         device: of the engines.
         engines: how many.
+        vllm: the fields of `system.engine.vllm.Settings` that are not named here, for that engine. Where it names
+            `gpus`, each engine takes as many of them as share a model.
     """
 
     def start(log: Path, socket_path: Path) -> RunningEngine:
-        return start_embedded_engine(policy, socket_path, log, max_context, max_sessions, threads, device)
+        if vllm is None:
+            return start_embedded_engine(policy, socket_path, log, max_context, max_sessions, threads, device)
+        width, place = vllm.get("tensor_parallel", 1), logs.index(log)
+        told = {
+            **vllm,
+            "gpus": tuple(vllm.get("gpus", ())[place * width : (place + 1) * width]),
+            "policy_dir": str(policy),
+            "socket_path": str(socket_path),
+            "log_path": str(log),
+            "device": device,
+            "max_context": max_context,
+            "max_sessions": max_sessions,
+            "threads": threads,
+        }
+        return start_vllm_engine(VllmSettings(**told))
 
     logs = [engine_log, *(engine_log.with_stem(f"{engine_log.stem}-{i}") for i in range(1, engines))]
     around: dict[str, Any] = {"policy": policy, "sandbox": sandbox, "kits": kits, "modal": modal}
