@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +20,7 @@ class Parallel:
     context: int = 1
     """Ranks that share each row."""
     expert: int = 1
-    """Ranks that share the experts, out of those of one pipeline stage."""
+    """Ranks that share the experts, out of those of one pipeline stage; an expert is whole on its rank."""
     sequence: bool = False
     """Share norms and residual stream as well among the tensor ranks; experts with tensor > 1 need it."""
     distributed_optimizer: bool = True
@@ -59,9 +58,8 @@ class Parallel:
             raise ValueError(
                 f"ranks must be a multiple of tensor * pipeline * context = {self.model_ranks}, got {ranks}"
             )
-        if (ranks // self.pipeline) % math.lcm(self.tensor, self.expert * self.tensor):
+        if (ranks // self.pipeline) % self.expert:
             raise ValueError(
-                f"ranks of a stage must be a multiple of expert * tensor = {self.expert * self.tensor}, "
-                f"got {ranks // self.pipeline}"
+                f"expert must divide the ranks of a pipeline stage, {ranks // self.pipeline}, got {self.expert}"
             )
         return ranks // self.model_ranks

@@ -54,6 +54,7 @@ TWO = {
     "experts over data": job("experts", expert=2),
     "experts over context": job("experts", expert=2, context=2),
     "experts, tensor": job("experts", tensor=2, sequence=True),
+    "experts over tensor": job("experts", expert=2, tensor=2, sequence=True),
     "experts, pipeline": job("experts, plain", pipeline=2),
     "data, shared optimizer": job("tied", distributed_optimizer=True),
     "experts, shared optimizer": job("experts", expert=2, distributed_optimizer=True),

@@ -29,7 +29,7 @@ class Part(NamedTuple):
         name: as Megatron has it.
         kind: how it is made of the weights of `sources`, and which axis the tensor ranks share.
         sources: Hugging Face's names, for the expert rank asked about.
-        expert: whether it is one that only some expert ranks have.
+        expert: one that only some expert ranks have, and those whole.
     """
 
     name: str
@@ -156,8 +156,8 @@ def take_weights(model: nn.Module, shape: Shape, parallel: Parallel, weight: Cal
         own = share_of(
             part.kind,
             weights,
-            rank=parallel_state.get_tensor_model_parallel_rank(),
-            ranks=parallel.tensor,
+            rank=0 if part.expert else parallel_state.get_tensor_model_parallel_rank(),
+            ranks=1 if part.expert else parallel.tensor,
             shape=shape,
             vocabulary=padded_vocabulary(shape, parallel),
         )
@@ -192,11 +192,8 @@ def _held(same: Sequence[Part], local: Callable[[str], Tensor], shape: Shape) ->
     if not part.expert:
         group = parallel_state.get_tensor_model_parallel_group()
         return [whole_of(part.kind, _gather(local(part.name), group), shape=shape)]
-    shares = _gather(local(part.name), parallel_state.get_expert_tensor_parallel_group())
-    by_rank = [
-        _gather(share, parallel_state.get_expert_model_parallel_group()) for share in shares
-    ]  # [tensor rank][expert rank]
-    return [whole_of(part.kind, one, shape=shape) for one in zip(*by_rank, strict=True)]
+    by_rank = _gather(local(part.name), parallel_state.get_expert_model_parallel_group())
+    return [whole_of(part.kind, (share,), shape=shape) for share in by_rank]
 
 
 def _to_all_stages(

@@ -37,7 +37,7 @@ def join(parallel: Parallel) -> None:
         pipeline_model_parallel_size=parallel.pipeline,
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=parallel.tensor,
+        expert_tensor_parallel_size=1,
         distributed_timeout_minutes=max(1, round(parallel.timeout_s / 60)),
     )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
@@ -52,11 +52,12 @@ def check_sizes(shape: Shape, parallel: Parallel) -> None:
     base = shape.base
     divided = [
         ("tensor", parallel.tensor, "num_attention_heads", base.num_attention_heads),
-        ("tensor", parallel.tensor, "intermediate_size", shape.expert_size or base.intermediate_size),
         ("pipeline", parallel.pipeline, "num_hidden_layers", base.num_hidden_layers),
     ]
     if shape.experts:
         divided.append(("expert", parallel.expert, "num_experts", shape.experts))
+    else:
+        divided.append(("tensor", parallel.tensor, "intermediate_size", base.intermediate_size))
     for size_name, size, name, whole in divided:
         if whole % size:
             raise ValueError(f"{size_name} must divide {name}={whole}, got {size}")
@@ -115,7 +116,7 @@ def transformer_config(shape: Shape, parallel: Parallel, *, on_gpu: bool) -> Tra
         pipeline_model_parallel_size=parallel.pipeline,
         context_parallel_size=parallel.context,
         expert_model_parallel_size=parallel.expert,
-        expert_tensor_parallel_size=parallel.tensor,
+        expert_tensor_parallel_size=1,
         sequence_parallel=parallel.sequence,
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # the other kind wants equal lengths
