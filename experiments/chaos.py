@@ -229,7 +229,6 @@ class Storm:
             return f"{versions[-1].name} damaged"
         events = self.run / "events.jsonl"
         os.truncate(events, events.stat().st_size - self.random.randint(1, 20))
-        self.life.forget_cut()
         return "last line of the journal cut"
 
     def _go_on(self, fault: Fault) -> None:

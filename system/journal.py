@@ -120,10 +120,17 @@ class Difference(NamedTuple):
 
 
 def replayed(settings: Settings, entries: list[Entry]) -> tuple[State, Difference | None]:
-    """The state after every event, and the first at which the reducer says something else than was written."""
+    """The state after every event, and the first at which the reducer says something else than was written.
+
+    Raises:
+        ValueError: an event cannot have come where it stands.
+    """
     state = begin()
     for number, entry in enumerate(entries, start=1):
-        state, actions = react(settings, state, entry.event)
+        try:
+            state, actions = react(settings, state, entry.event)
+        except ValueError as error:
+            raise ValueError(f"event {number} of the journal cannot have come there: {error}") from error
         said = [_as_written(record_of(action)) for action in actions]
         if said != entry.actions:
             return state, Difference(number, entry.event, entry.actions, said)

@@ -78,11 +78,11 @@ def find_run(
     """
     try:
         before, entries = read_journal(folder / "events.jsonl", tags=tags)
+        if changed := differing(before, settings):
+            raise RunError(f"a run must go on with its own settings, got others: {changed}")
+        state, difference = replayed(settings, entries)
     except ValueError as error:
         raise RunError(str(error)) from error
-    if changed := differing(before, settings):
-        raise RunError(f"a run must go on with its own settings, got others: {changed}")
-    state, difference = replayed(settings, entries)
     if difference:
         raise RunError(
             f"event {difference.number} of the journal must replay, got other actions; see replay.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,13 @@ from system.chaos.judge import CRITERION, is_met
 from system.journal import Journal
 from system.loop import trial_ended
 from system.record.metrics import JsonLines
+from system.run import RunError
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "experiments"))
+
+import replay  # noqa: E402
+
 TAGS = {"arm": "policy", "seed": 0}
 NAME = "policy/0"
 SETTINGS = replace(
@@ -208,6 +214,55 @@ def test_an_event_that_is_gone_is_missed_by_its_number(run: Path) -> None:
     edited(run / "events.jsonl", lambda lines: lines.pop(5))
     with pytest.raises(ValueError, match="got none numbered 5"):
         history(run)
+
+
+# What replay.py says of a journal that was tampered with
+
+
+def duplicated(lines: list[dict[str, Any]], place: int) -> None:
+    lines.insert(place, dict(lines[place]))
+
+
+def swapped(lines: list[dict[str, Any]], place: int) -> None:
+    lines[place], lines[place + 1] = lines[place + 1], lines[place]
+
+
+def deleted(lines: list[dict[str, Any]], place: int) -> None:
+    del lines[place]
+
+
+def altered(lines: list[dict[str, Any]], place: int) -> None:
+    event = lines[place]["event"]
+    if "reward" in event:
+        event |= {"reward": 1.0 - event["reward"], "trial_id": event["trial_id"] + "1"}
+    else:
+        event["version"] += 1
+
+
+@pytest.mark.parametrize("tamper", [duplicated, swapped, deleted, altered])
+@pytest.mark.parametrize("number_again", [False, True])
+def test_replay_tells_a_line_that_is_gone_twice_elsewhere_or_another(
+    run: Path, tamper: Callable[[list[dict[str, Any]], int], None], number_again: bool
+) -> None:
+    replay.main(replay.Config(run=run))
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    unseen = []
+    for place in range(1, len(events) - 1):
+        lines = json.loads(json.dumps(events))
+        tamper(lines, place)
+        if number_again:
+            renumbered(lines)
+        (run / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        try:
+            replay.main(replay.Config(run=run))
+        except RunError as error:
+            assert "\n" not in str(error)
+        else:
+            unseen.append(events[place])
+    # With new numbers only that can pass of which nothing follows, and that a run went on twice before it did anything.
+    assert number_again or unseen == []
+    heard = [line for line in unseen if line["actions"] and line["event"]["type"] != Reopened.__name__]
+    assert heard == [] and (unseen == [] or tamper in (duplicated, swapped))
 
 
 FAILED = {"name": CRITERION["id"], "met": False, "gate": False}

@@ -68,6 +68,7 @@ class Life:
         """A process of the run: the first begins it, the others go on with it."""
         self.starts += 1
         self._log.mkdir(parents=True, exist_ok=True)
+        self._back_to_a_whole_line()
         command, resume = self.commands
         with open(self._log / "stdout.log", "ab") as out, open(self._said, "wb") as said:
             self._process = subprocess.Popen(
@@ -115,9 +116,11 @@ class Life:
                 self.version = int(version)
         return self.opened
 
-    def forget_cut(self) -> None:
-        """The journal was cut: what comes is read from its new end."""
-        self._read, self._rest = self._events.stat().st_size, b""
+    def _back_to_a_whole_line(self) -> None:
+        """A run that goes on removes a line that was cut off and writes on from there."""
+        self.look()
+        if self._events.exists():
+            self._read, self._rest = self._events.read_bytes().rfind(b"\n") + 1, b""
 
     def kill(self, *, all_at_once: bool) -> int:
         """SIGKILL to the driver, or to every process of the run; how many."""
