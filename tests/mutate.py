@@ -62,9 +62,9 @@ pytest_add_cli_args_test_selection =
 pytest_add_cli_args =
     --hypothesis-profile=mutants
     -k
-    not compile and not graph and not of_100
+    not compile and not graph and not of_100 and not ten_thousand
 """
-# The switch between mutants cannot be compiled, and laws that count over a hundred steps take a minute each.
+# The switch between mutants cannot be compiled; laws over a hundred steps, or ten thousand runs, take a minute each.
 
 
 class Survivor(NamedTuple):

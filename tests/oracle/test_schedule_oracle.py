@@ -6,30 +6,25 @@ import random
 from dataclasses import replace
 from typing import Literal
 
-import oracle_schedule as oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import oracle_schedule as oracle
+from oracle.played_schedule import Odds, Played, policy_of
 
 from core.schedule import (
-    Action,
     CancelTrial,
-    CapacityChanged,
     DropGroup,
     EvaluationEnded,
     Event,
     Finished,
     Group,
     Opened,
-    Reopened,
     Sample,
-    Save,
-    Saved,
     Settings,
     StartTrial,
     State,
     StepTrained,
-    StopAsked,
     SyncWeights,
     Train,
     TrialEnded,
@@ -46,114 +41,16 @@ from core.schedule.order import drop_stale, train
 from core.schedule.report import take
 from core.schedule.state import drop, put
 
-
-@st.composite
-def policies(draw: st.DrawFn) -> Settings:
-    """Small runs of every kind."""
-    group_size = draw(st.integers(2, 3))
-    batch_groups = draw(st.integers(1, 3))
-    steps = draw(st.integers(1, 4))
-    late_groups: list[Literal["wait", "drop", "mask", "train"]] = ["wait", "drop", "mask", "mask", "train"]
-    late_group = draw(st.sampled_from(late_groups))
-    return Settings(
-        steps=steps,
-        batch_groups=batch_groups,
-        group_size=group_size,
-        max_staleness=draw(st.integers(0, 3)),
-        max_running=draw(st.integers(1, 12)),
-        max_retries=draw(st.integers(0, 2)),
-        min_valid=draw(st.integers(2, group_size)),
-        tolerance=0.0,
-        max_zero_variance=draw(st.integers(0, 3)),
-        max_lost=draw(st.integers(0, 6)),
-        order=draw(st.sampled_from(["oldest", "completion", "admission"])),
-        in_order_steps=draw(st.integers(0, 2)),
-        late_group=late_group,
-        max_late=draw(st.sampled_from([None, 0, 1, 2])) if late_group == "mask" else None,
-        requeue_stale=draw(st.booleans()),
-        task_count=draw(st.integers(1, 7)),
-        seed=draw(st.integers(0, 99)),
-        save_every=draw(st.integers(1, 2)),
-        evaluate_at=tuple(sorted(draw(st.sets(st.integers(0, steps), max_size=2)))),
-        evaluation_tasks=draw(st.integers(1, 2)),
-        evaluation_samples=draw(st.integers(1, 2)),
-        max_error_share=draw(st.sampled_from([1.0, 1.0, 0.5, 0.2])),
-        error_window=draw(st.integers(1, 9)),
-    )
-
-
-class Played:
-    """A run against a world that answers in any order."""
-
-    def __init__(
-        self, policy: Settings, seed: int, *, broken: float, stop: float, killed: float = 0.0
-    ) -> None:
-        self.policy, self.random, self.broken, self.stop = policy, random.Random(seed), broken, stop
-        self.killed = killed
-        self.auditor = oracle.Auditor(policy)
-        self.events: list[Event] = []
-        self.answers: list[tuple[Action, ...]] = []
-        self.states: list[State] = [begin()]
-        self.running: dict[str, StartTrial] = {}
-        self.waiting: list[Event] = [Opened(version=0)]
-        self.applied = 0
-
-    def run(self) -> Played:
-        """Until it has finished; every run does."""
-        for _ in range(2000):
-            event = self.next_event()
-            state, actions = react(self.policy, self.states[-1], event)
-            self.events.append(event)
-            self.answers.append(tuple(actions))
-            self.states.append(state)
-            self.auditor.audit(event, actions)
-            for action in actions:
-                self.carry_out(action)
-            if self.auditor.finished:
-                return self
-        raise AssertionError("the run does not end")
-
-    def next_event(self) -> Event:
-        """A trial ends, or the trainer or the engine answers; or the run is killed and goes on, or its room changes."""
-        if self.events and self.random.random() < self.killed:
-            if self.random.random() < 0.5:
-                return CapacityChanged(max_running=self.random.randint(1, 12))
-            self.running, self.waiting = {}, []
-            self.applied = self.random.choice(self.states[-1].saved)
-            return Reopened(version=self.applied)
-        if self.running and self.random.random() < self.stop:
-            return StopAsked()
-        if self.waiting and (not self.running or self.random.random() < 0.4):
-            event = self.waiting.pop(self.random.randrange(len(self.waiting)))
-            self.applied = event.version if isinstance(event, WeightsApplied) else self.applied
-            return event
-        name = self.random.choice(sorted(self.running))
-        start = self.running.pop(name)
-        score = None if self.random.random() < self.broken else self.random.choice([0.0, 0.5, 1.0, 1.0])
-        oldest = self.random.randint(start.policy_version, self.applied)
-        end = oracle.ended(start, score, oldest, self.applied)
-        return replace(end, blameless=score is None and self.random.random() < 0.2)
-
-    def carry_out(self, action: Action) -> None:
-        """What the shell would do."""
-        if isinstance(action, StartTrial):
-            self.running[action.trial_id] = action
-        elif isinstance(action, Train):
-            self.waiting.append(StepTrained(version=action.version + 1))
-        elif isinstance(action, SyncWeights):
-            self.waiting.append(WeightsApplied(version=action.version))
-        elif isinstance(action, Save):
-            self.waiting.append(Saved(version=action.version))
-
-
-worlds = st.tuples(policies(), st.integers(0, 10**6), st.sampled_from([0.0, 0.1, 0.5]))
+policies = st.randoms(use_true_random=False).map(policy_of)
+worlds = st.tuples(policies, st.integers(0, 10**6).map(random.Random), st.sampled_from([0.0, 0.1, 0.5]))
+World = tuple[Settings, random.Random, float]
 
 
 @settings(max_examples=120)
 @given(worlds)
-def test_react_keeps_every_promise_whatever_the_world_answers(world: tuple[Settings, int, float]) -> None:
-    policy, seed, broken = world
-    played = Played(policy, seed, broken=broken, stop=0.0).run()
+def test_react_keeps_every_promise_whatever_the_world_answers(world: World) -> None:
+    policy, draw, broken = world
+    played = Played(policy, draw, Odds(broken=broken, doubled=0.1, overtaken=0.5)).run()
     if not played.states[-1].ending:
         assert played.auditor.trained == policy.steps
         assert sorted(played.auditor.evaluated) == sorted(policy.evaluate_at)
@@ -161,27 +58,32 @@ def test_react_keeps_every_promise_whatever_the_world_answers(world: tuple[Setti
 
 @settings(max_examples=60)
 @given(worlds)
-def test_react_keeps_every_promise_when_asked_to_stop(world: tuple[Settings, int, float]) -> None:
-    policy, seed, broken = world
-    Played(policy, seed, broken=broken, stop=0.05).run()
+def test_react_keeps_every_promise_when_asked_to_stop(world: World) -> None:
+    policy, draw, broken = world
+    Played(policy, draw, Odds(broken=broken, stop=0.05)).run()
+
+
+@settings(max_examples=60)
+@given(worlds, st.sampled_from([0.05, 0.3, 0.5]))
+def test_react_keeps_every_promise_when_ends_are_not_heard(world: World, unheard: float) -> None:
+    policy, draw, broken = world
+    Played(policy, draw, Odds(broken=broken, unheard=unheard)).run()
 
 
 @settings(max_examples=150)
 @given(worlds, st.sampled_from([0.01, 0.05]))
-def test_react_keeps_every_promise_when_the_run_is_killed_and_goes_on(
-    world: tuple[Settings, int, float], killed: float
-) -> None:
-    policy, seed, broken = world
-    played = Played(policy, seed, broken=broken, stop=0.0, killed=killed).run()
+def test_react_keeps_every_promise_when_the_run_is_killed_and_goes_on(world: World, killed: float) -> None:
+    policy, draw, broken = world
+    played = Played(policy, draw, Odds(broken=broken, killed=killed, overtaken=0.5)).run()
     if not played.states[-1].ending:
         assert sorted(played.auditor.line) == list(range(policy.steps)) and not played.auditor.again
 
 
 @settings(max_examples=40)
 @given(worlds)
-def test_replay_is_react_event_by_event(world: tuple[Settings, int, float]) -> None:
-    policy, seed, broken = world
-    played = Played(policy, seed, broken=broken, stop=0.01).run()
+def test_replay_is_react_event_by_event(world: World) -> None:
+    policy, draw, broken = world
+    played = Played(policy, draw, Odds(broken=broken, stop=0.01, killed=0.01)).run()
     state, answers = replay(policy, played.events)
     assert state == played.states[-1]
     assert [tuple(one) for one in answers] == played.answers
@@ -189,9 +91,9 @@ def test_replay_is_react_event_by_event(world: tuple[Settings, int, float]) -> N
 
 @settings(max_examples=40)
 @given(worlds)
-def test_after_react_nothing_more_can_start_train_or_be_dropped(world: tuple[Settings, int, float]) -> None:
-    policy, seed, broken = world
-    played = Played(policy, seed, broken=broken, stop=0.0).run()
+def test_after_react_nothing_more_can_start_train_or_be_dropped(world: World) -> None:
+    policy, draw, broken = world
+    played = Played(policy, draw, Odds(broken=broken)).run()
     for state in played.states[1:-1]:
         for part in (fill, train, drop_stale, end_evaluation):
             after, actions = part(policy, state)

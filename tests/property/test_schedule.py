@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from oracle.played_schedule import Odds, Played, policy_of
 
 from core import schedule
 from core.schedule import (
@@ -986,3 +987,59 @@ def test_settings_that_cannot_run_are_refused(change, text):
     """Among them a group of one, which would train nothing."""
     with pytest.raises(ValueError, match=f"^{text}$"):
         settings_of(**change)
+
+
+SEQUENCES = 10_000
+CHUNKS = 10
+
+
+def played(seed):
+    """A run of a kind, with faults and in an order that all follow from the seed."""
+    draw = random.Random(seed)
+    odds = Odds(
+        broken=draw.choice((0.0, 0.1, 0.5)),
+        stop=draw.choice((0.0, 0.0, 0.0, 0.02)),
+        killed=draw.choice((0.0, 0.01, 0.05)),
+        doubled=draw.choice((0.0, 0.1)),
+        unheard=draw.choice((0.0, 0.0, 0.05, 0.3)),
+        overtaken=draw.choice((0.0, 0.5, 0.9)),
+    )
+    return Played(policy_of(draw), draw, odds).run()
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_law_holds_in_ten_thousand_random_runs(chunk):
+    """An auditor counts along: admission, versions, ages, orders, attempts, reasons, the ledger, no deadlock.
+
+    Trials end in any order, more than once, or are not heard of; the run is killed, its room changes, it is stopped.
+    """
+    seen = Counter()
+    for seed in range(chunk, SEQUENCES, CHUNKS):
+        seen += played(seed).seen
+    assert seen["Opened"] == SEQUENCES // CHUNKS
+    assert not {law: seen[law] for law, least in PUT_TO_THE_TEST.items() if seen[law] < least}
+
+
+PUT_TO_THE_TEST = {
+    "Reopened": 200,
+    "CapacityChanged": 200,
+    "StopAsked": 60,
+    "EvaluationEnded": 500,
+    "another attempt": 3000,
+    "a blameless error": 1500,
+    "an end came twice": 600,
+    "an answer that came twice was refused": 300,
+    "an end was not heard": 1000,
+    "a standstill with a place free": 700,
+    "waited": 1500,
+    "masked": 5,
+    "a step taken again": 100,
+    "dropped: zero_variance": 600,
+    "dropped: lost": 400,
+    "dropped: stale": 5,
+    "too many errors": 100,
+    "too many lost groups": 60,
+    "stop asked": 40,
+    "all steps trained": 400,
+}
+"""How often a thousand runs must have met what the laws speak of."""
