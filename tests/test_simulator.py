@@ -130,7 +130,8 @@ def test_trials_are_drawn_again_from_what_was_recorded():
     ("changes", "told"),
     [
         ({"engines": 0}, "engines must be positive, got 0"),
-        ({"shared": 1.0}, "shared must lie between 0 and 1, got 1.0"),
+        ({"cores": 0.0}, "cores must be positive, got 0.0"),
+        ({"trial_load": 1.5}, "trial_load must lie between 0 and 1, got 1.5"),
         ({"sync_s": -1.0}, "sync_s must not be negative, got -1.0"),
         ({"decode_s": 0.0}, "decode_s or decode_request_s must be positive, got 0"),
     ],

@@ -41,6 +41,13 @@ class Trial:
     """On the token clock, when the current completion began; or when weights last changed within it."""
     sampled: dict[int, float] = field(default_factory=dict)
     over: bool = False
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    own: list[float] = field(default_factory=list)
+    """Seconds of its start, its calls and its end: what it did itself; the engine did the rest."""
+    own_since: float | None = None
+    """Since when it does something itself."""
+    kind: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,10 +59,17 @@ class StepRecord:
     ended_s: float = 0.0
     lengths: list[int]
     "Tokens of each trained trajectory."
+    trained: list[float]
+    "Of each, the sampled tokens in the loss."
     ages: dict[int, float]
     "Trained tokens by age."
     masked: float
     "Sampled tokens of its batch that were left out of the loss."
+    trial_ids: tuple[str, ...] = ()
+    work_s: float = 0.0
+    "What it would have taken had nobody else been at work."
+    engine: dict[str, float] = field(default_factory=dict)
+    "What the engines had done by its end."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +84,8 @@ class Record:
     running_s: float = 0.0
     "Trials under way, integrated over time."
     sync_s: float = 0.0
+    trials: dict[str, Trial] = field(default_factory=dict)
+    "Those that have ended."
     sampled: float = 0.0
     wasted: float = 0.0
     "Sampled tokens of trials that were cancelled, dropped or lost."
@@ -110,9 +126,16 @@ def simulate(
     *,
     policy: Policy | None = None,
     limit_s: float = 1e12,
+    stop_after: int | None = None,
 ) -> Record:
-    """A run from Opened to Finished, or to a virtual time; `core.schedule` decides unless another policy is given."""
-    return _Run(settings, cluster, workload, policy or Reducer(settings)).run(limit_s)
+    """A run from Opened to Finished; `core.schedule` decides unless another policy is given.
+
+    Args:
+        limit_s: the virtual time at which it is broken off.
+        stop_after: steps after which it is, so that no end is seen, in which less and less is under way.
+    """
+    steps = settings.steps if stop_after is None else stop_after
+    return _Run(settings, cluster, workload, policy or Reducer(settings)).run(limit_s, steps)
 
 
 class _Run:
@@ -121,7 +144,16 @@ class _Run:
     def __init__(self, settings: Settings, cluster: Cluster, workload: Workload, policy: Policy) -> None:
         self.cluster, self.workload, self.policy = cluster, workload, policy
         self.record = Record(settings=settings)
-        self.now = self.clock = 0.0
+        self.now = self.work = self.clock = 0.0
+        """Seconds; the same where nobody has to share a core; and tokens that each request has been given."""
+        self.stall = 0.0
+        """Work that the engines do before they give another token."""
+        self.own = 0
+        """Trials that do something themselves."""
+        self.sync_begun = 0.0
+        self.engine: dict[str, float] = dict.fromkeys(
+            ("steps", "sampled_tokens", "context_tokens", "prefill_tokens", "cpu_s"), 0.0
+        )
         self.version = 0
         self.training = self.syncing = False
         self.context = 0.0
@@ -136,10 +168,12 @@ class _Run:
         self.step: StepRecord | None = None
         self.sequence = 0
 
-    def run(self, limit_s: float) -> Record:
+    def run(self, limit_s: float, steps: int) -> Record:
         self._tell(Opened(version=0))
+        broken_off = steps < self.record.settings.steps
         while not self.policy.finished and self.now < limit_s and self._advance():
-            continue
+            if broken_off and len(self.record.steps) == steps:
+                break
         self.record.seconds = self.now
         return self.record
 
@@ -149,10 +183,11 @@ class _Run:
             heapq.heappop(self.decoding)
         token_s = self._token_s()
         left = self.decoding[0][0] - self.clock if self.decoding else float("inf")
-        due = self.now + left * token_s if left > 0 else self.now  # what stands still may be done all the same
+        # What stands still while weights move may have been done just before.
+        due = self.work + self.stall + left * token_s if left > 0 else self.work
         if self.timers and self.timers[0][0] <= due:
             at, _, kind, what = heapq.heappop(self.timers)
-            self._pass(max(at, self.now), token_s)
+            self._pass(max(at, self.work), token_s)
             getattr(self, kind)(what)
             return True
         if not self.decoding or due == float("inf"):
@@ -167,20 +202,47 @@ class _Run:
             return float("inf")
         if self.syncing:
             return float("inf")
-        slowed = 1 - self.cluster.shared if self.training else 1.0
-        return self.cluster.token_s(self.active, self.context) / slowed
+        return self.cluster.token_s(self.active, self.context)
 
     def _pass(self, until: float, token_s: float) -> None:
-        passed = until - self.now
+        """Lets everything go on until so much work is done."""
+        cluster, work = self.cluster, until - self.work
+        busy = cluster.engines if self.syncing else min(cluster.engines, self.active)
+        passed = work / cluster.speed(engines=busy, trainers=self.training, trials=self.own)
         if token_s < float("inf"):
-            self.clock += passed / token_s
-            self.record.engine_busy_s += passed * min(1.0, self.active / self.cluster.engines)
+            stalled = min(self.stall, work)
+            self.stall -= stalled
+            self._sampled((work - stalled) / token_s)
+            self.engine["cpu_s"] += stalled * cluster.engines + (work - stalled) * busy
+            self.record.engine_busy_s += passed * busy / cluster.engines
         self.record.running_s += passed * len(self.trials)
-        self.now = until
+        self.now += passed
+        self.work = until
+
+    def _sampled(self, tokens: float) -> None:
+        """Each request has been given so many."""
+        self.clock += tokens
+        self.engine["steps"] += tokens * min(self.active, self.cluster.engines)
+        self.engine["sampled_tokens"] += tokens * self.active
+        self.engine["context_tokens"] += tokens * self.context
 
     def _after(self, seconds: float, kind: str, what: Any) -> None:
+        """Something that takes so much work by itself."""
         self.sequence += 1
-        heapq.heappush(self.timers, (self.now + seconds, self.sequence, kind, what))
+        heapq.heappush(self.timers, (self.work + seconds, self.sequence, kind, what))
+
+    def _by_itself(self, trial: Trial, seconds: float, kind: str) -> None:
+        """A trial does something for which it needs no engine."""
+        self.own += 1
+        trial.own_since = self.now
+        self._after(seconds, kind, trial)
+
+    def _stops(self, trial: Trial) -> None:
+        """It has done that, or is cancelled."""
+        if trial.own_since is not None:
+            self.own -= 1
+            trial.own.append(self.now - trial.own_since)
+            trial.own_since = None
 
     # What the schedule asks for.
 
@@ -194,7 +256,7 @@ class _Run:
                 case Train():
                     self._train(action)
                 case SyncWeights():
-                    self.syncing = True
+                    self.syncing, self.sync_begun = True, self.now
                     self._after(self.cluster.sync_s, "_applied", action.version)
                 case DropGroup():
                     self._drop(action)
@@ -207,27 +269,42 @@ class _Run:
         plan = self.workload.trial(
             task=action.task, group=action.group_id, sample=action.sample, attempt=action.attempt
         )
-        trial = Trial(action, plan, context=plan.prompt)
+        trial = Trial(action, plan, context=plan.prompt, started_s=self.now)
         self.trials[action.trial_id] = trial
         self.record.most_running = max(self.record.most_running, len(self.trials))
-        self._after(self.cluster.start_s + self.cluster.prefill_s * plan.prompt, "_ask", trial)
+        self._by_itself(trial, self.cluster.start_s + self._prefill_s(plan.prompt), "_ask")
+
+    def _prefill_s(self, tokens: int) -> float:
+        """What a prompt takes beside the tokens that others are given."""
+        return self.cluster.prefill_s * (1 - self.cluster.prefill_stops) * tokens
 
     def _train(self, action: Train) -> None:
         trials = [self.done.pop(trial_id) for trial_id in action.trial_ids]
         ages: dict[int, float] = {}
         masked = 0.0
-        for version, tokens in (sampled for trial in trials for sampled in trial.sampled.items()):
-            if version < action.min_version:
-                masked += tokens
-            else:
-                age = action.version - version
-                ages[age] = ages.get(age, 0.0) + tokens
+        trained = [0.0] * len(trials)
+        for row, trial in enumerate(trials):
+            for version, tokens in trial.sampled.items():
+                if version < action.min_version:
+                    masked += tokens
+                else:
+                    trained[row] += tokens
+                    age = action.version - version
+                    ages[age] = ages.get(age, 0.0) + tokens
         lengths = [t.plan.length for t in trials]
+        work_s = self.cluster.train_s([length for t in trials for length in t.plan.rows])
         self.step = StepRecord(
-            version=action.version, begun_s=self.now, lengths=lengths, ages=ages, masked=masked
+            version=action.version,
+            begun_s=self.now,
+            lengths=lengths,
+            trained=trained,
+            ages=ages,
+            masked=masked,
+            trial_ids=action.trial_ids,
+            work_s=work_s,
         )
         self.training = True
-        self._after(self.cluster.train_s(lengths), "_trained", action.version + 1)
+        self._after(work_s, "_trained", action.version + 1)
 
     def _drop(self, action: DropGroup) -> None:
         self.record.dropped[action.reason] = self.record.dropped.get(action.reason, 0) + 1
@@ -242,7 +319,7 @@ class _Run:
 
     def _trained(self, version: int) -> None:
         assert self.step is not None
-        self.training, self.step.ended_s = False, self.now
+        self.training, self.step.ended_s, self.step.engine = False, self.now, dict(self.engine)
         self.record.steps.append(self.step)
         self._tell(StepTrained(version=version))
 
@@ -251,18 +328,22 @@ class _Run:
             if not trial.over:
                 self._count(trial)
         self.version, self.syncing = version, False
-        self.record.sync_s += self.cluster.sync_s
+        self.record.sync_s += self.now - self.sync_begun
         self._tell(WeightsApplied(version=version))
 
     def _ask(self, trial: Trial) -> None:
         """A completion begins, or waits for room."""
         if trial.over:
             return
+        self._stops(trial)
         tokens = trial.plan.turns[trial.turn].tokens
         room = self.cluster.kv_tokens * self.cluster.engines
         if self.active and self.context + trial.context + tokens > room:
             self.queue.append(trial)
             return
+        new = trial.plan.turns[trial.turn - 1].observed if trial.turn else trial.plan.prompt
+        self.engine["prefill_tokens"] += new
+        self.stall += self.cluster.prefill_s * self.cluster.prefill_stops * new / self.cluster.engines
         self.active += 1
         self.context += trial.context + tokens
         trial.begun = self.clock
@@ -289,12 +370,12 @@ class _Run:
         self._count(trial)
         self._leave(trial)
         turn = trial.plan.turns[trial.turn]
-        trial.context += turn.tokens + turn.observed
+        trial.context += turn.tokens + turn.observed - turn.forgotten
         trial.turn += 1
         if trial.turn == len(trial.plan.turns):
-            self._after(self.cluster.verify_s, "_ended", trial)
+            self._by_itself(trial, self.cluster.verify_s, "_ended")
         else:
-            self._after(turn.tool_s + self.cluster.prefill_s * turn.observed, "_ask", trial)
+            self._by_itself(trial, turn.tool_s + self._prefill_s(turn.observed), "_ask")
 
     def _cancelled(self, trial: Trial) -> None:
         if trial.over:
@@ -304,16 +385,20 @@ class _Run:
             trial.over = True
             self._leave(trial)
         trial.over = True
+        self._stops(trial)
         self.record.wasted += sum(trial.sampled.values())
         self._end(trial, "cancelled")
 
     def _ended(self, trial: Trial) -> None:
         if not trial.over:
             trial.over = True
+            self._stops(trial)
             self._end(trial, "system_error" if trial.plan.reward is None else "solved")
 
     def _end(self, trial: Trial, kind: str) -> None:
         action = trial.action
+        trial.kind, trial.ended_s = kind, self.now
+        self.record.trials[action.trial_id] = trial
         del self.trials[action.trial_id]
         valid = kind == "solved"
         if valid and action.purpose == "train" and action.group_id not in self.dropped:

@@ -15,11 +15,15 @@ from system.record.metrics import read_jsonl
 
 
 class Turn(NamedTuple):
-    """A completion and what follows it: `Turn(tokens=600, observed=1500, tool_s=2.0)`."""
+    """A completion and what follows it: `Turn(tokens=600, observed=1500, tool_s=2.0)`.
+
+    Where the template rewrites the past, a new row begins: `forgotten` tokens of the context are not in it.
+    """
 
     tokens: int
     observed: int
     tool_s: float
+    forgotten: int = 0
 
 
 class TrialPlan(NamedTuple):
@@ -31,8 +35,19 @@ class TrialPlan(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens of the whole trajectory."""
-        return self.prompt + sum(turn.tokens + turn.observed for turn in self.turns)
+        """Tokens of the whole trajectory, of all its rows."""
+        return sum(self.rows)
+
+    @property
+    def rows(self) -> list[int]:
+        """Tokens of each row."""
+        rows = [self.prompt]
+        for turn in self.turns:
+            rows[-1] += turn.tokens
+            if turn.forgotten:
+                rows.append(rows[-1] - turn.forgotten)
+            rows[-1] += turn.observed
+        return rows
 
 
 class Workload(Protocol):
@@ -119,8 +134,10 @@ class Recorded:
         return cls._of(read_jsonl(path), seed=seed)
 
     def trial(self, *, task: int, group: int, sample: int, attempt: int) -> TrialPlan:
+        """Of the trials of a task the samples of a group are different ones, while there are enough."""
         plans = self._trials[task % len(self._trials)]
-        return random.Random(f"{self._seed} {task} {group} {sample} {attempt}").choice(plans)
+        shuffled = random.Random(f"{self._seed} {task} {group} {attempt}").sample(plans, len(plans))
+        return shuffled[sample % len(shuffled)]
 
 
 def plan_of(record: dict[str, Any]) -> TrialPlan | None:
@@ -128,10 +145,25 @@ def plan_of(record: dict[str, Any]) -> TrialPlan | None:
     turns = record.get("turns") or ()
     if record["outcome"]["kind"] not in ("solved", "failed", "truncated") or not turns:
         return None
-    lengths = [len(row["token_ids"]) for row in record["rows"]]
-    ends = [turn["start"] for turn in turns[1:]] + [lengths[-1]]
+    rows = [row["token_ids"] for row in record["rows"]]
     told = []
-    for turn, end in zip(turns, ends, strict=True):
-        tokens = turn["end"] - turn["start"]
-        told.append(Turn(tokens, max(0, end - turn["end"]), turn.get("seconds", 0.0)))
+    for at, turn in enumerate(turns):
+        row, following = turn.get("row", 0), turns[at + 1] if at + 1 < len(turns) else None
+        kept, end = turn["end"], following["start"] if following else len(rows[-1])
+        if (next_row := following.get("row", 0) if following else len(rows) - 1) != row:
+            kept = common_prefix(rows[row][: turn["end"]], rows[next_row][:end])
+        told.append(
+            Turn(
+                turn["end"] - turn["start"],
+                end - kept,
+                turn.get("seconds", 0.0),
+                turn["end"] - kept,
+            )
+        )
     return TrialPlan(turns[0]["start"], tuple(told), record.get("reward"))
+
+
+def common_prefix(one: list[int], other: list[int]) -> int:
+    """Number of first tokens in which two rows agree."""
+    pairs = zip(one, other)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
