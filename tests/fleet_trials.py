@@ -1,4 +1,4 @@
-"""What trials without a sandbox do in test_fleet.py, in the fleet's processes."""
+"""What trials without a sandbox do in tests/fleet, in the fleet's processes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from system.fleet.starting import started
 from system.sandbox import SandboxError
 
 
@@ -62,9 +63,21 @@ def linger(spec: dict[str, Any]) -> dict[str, Any]:
     return {"outcome": {"kind": "solved"}}
 
 
+def start_slowly(spec: dict[str, Any]) -> dict[str, Any]:
+    """Say after a while that this trial is up, and live on; when that was, and in which scratch folder."""
+    begun_s = time.monotonic()
+    time.sleep(spec.get("starting_s", 0.0))
+    up_s = time.monotonic()
+    started()
+    started()  # what was said already is not said again
+    time.sleep(spec.get("for_s", 0.0))
+    times = {"begun_s": begun_s, "up_s": up_s, "ended_s": time.monotonic()}
+    return {"outcome": {"kind": "solved"}, "scratch": spec["scratch"], **times}
+
+
 def warm_with_torch() -> None:
     """A warm-up that loads what must not be loaded."""
     sys.modules["torch"] = sys
 
 
-ACTIONS = {function.__name__: function for function in (answer, fail, linger)}
+ACTIONS = {function.__name__: function for function in (answer, fail, linger, start_slowly)}

@@ -1,4 +1,4 @@
-"""What trials with a sandbox do in test_sandbox.py and test_fleet.py, in the fleet's processes."""
+"""What trials with a sandbox do in test_sandbox.py and tests/fleet, in the fleet's processes."""
 
 from __future__ import annotations
 

@@ -26,6 +26,13 @@ from system.sandbox import reap, removal
 RESOURCE = "trials"
 """Of a Ray node: how many trials it takes at a time, as in `ray start --resources '{"trials": 64}'`."""
 
+FOLDER = "bartleby-ray-"
+"""Begins the name of the folder of a Ray that a process started for itself; its pid follows. Sockets are in there, so
+that the folder's path must be short."""
+
+SPARE_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
+"""A worker that ends must not take the parent of its trials with it, which then could not clear up after them."""
+
 LOOK_S = 1.0
 """How often the fleet looks which nodes there are."""
 
@@ -113,7 +120,7 @@ class RayFleet:
         ]
         self._heard = queue.SimpleQueue()
         self._looked_s, self._alone_since_s = -math.inf, time.monotonic()
-        self._closed, self._own = False, ""
+        self._closed, self._own, self._spared = False, "", False
         self._ray = _vendor()
         self._connect(address)
         try:
@@ -171,13 +178,13 @@ class RayFleet:
             FleetError: for a long time no node has taken trials.
         """
         deadline = time.monotonic() + timeout_s
-        while True:
+        while not self._closed:
             self._look()
             self._place()
             left = deadline - time.monotonic()
             if self._results or not self._listen(min(left, LOOK_S)) and left <= LOOK_S:
                 break
-        while self._listen(0.0):
+        while not self._closed and self._listen(0.0):
             continue
         self._place()
         results, self._results = self._results, []
@@ -203,8 +210,8 @@ class RayFleet:
             self._ray.wait([k.close.remote() for k in keepers], num_returns=len(keepers), timeout=CLOSE_S)
         for keeper in keepers:
             self._ray.kill(keeper)
-        self._nodes.clear()
-        self._running.clear()
+        for known in (self._nodes, self._running, self._waiting, self._results):
+            known.clear()
         if self._own:
             self._ray.shutdown()
             shutil.rmtree(self._own, ignore_errors=True)
@@ -223,13 +230,16 @@ class RayFleet:
     def _connect(self, address: str | None) -> None:
         if self._ray.is_initialized():
             return
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        self._own = tempfile.mkdtemp(prefix="bartleby-ray-")
+        _remove_dead()
+        self._own = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-")
         try:
             if address is not None:
                 self._ray.init(address=address, **quiet)
             else:
+                os.environ.update(SPARE_CHILDREN)
+                self._spared = True
                 room = {RESOURCE: self._slots or os.cpu_count() or 1}
                 ours = {"num_cpus": 0, "resources": room, "include_dashboard": False, "_temp_dir": self._own}
                 self._ray.init(address="local", object_store_memory=256 << 20, **ours, **quiet)
@@ -283,7 +293,11 @@ class RayFleet:
 
         there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
         worker = self._ray.remote(NodeFleet).options(
-            scheduling_strategy=there, max_concurrency=node.slots + 100, max_restarts=0, **node.reserved
+            scheduling_strategy=there,
+            max_concurrency=node.slots + 100,
+            max_restarts=0,
+            runtime_env=None if self._spared else {"env_vars": SPARE_CHILDREN},
+            **node.reserved,
         )
         node.keeper = worker.remote()
         folder = self._scratch / f"node-{node.node_id[:12]}"
@@ -378,6 +392,14 @@ class RayFleet:
             return False
         told(node, what, answer)
         return True
+
+
+def _remove_dead() -> None:
+    """Remove what the Ray of a process left that was killed before it could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        pid = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if folder.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _vendor() -> Any:
