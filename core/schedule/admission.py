@@ -24,8 +24,8 @@ def fill(settings: Settings, state: State) -> Step:
     waiting = sorted((g.purpose == "train", g.group_id, i) for g in begun for i in g.waiting)
     places = [(group_id, i) for _, group_id, i in waiting]
     wanted = math.ceil((room - len(places)) / settings.group_size)
-    if wanted > 0:
-        state, opened = _open_groups(settings, state, min(wanted, _capacity(settings, state)))
+    if wanted > 0 and (capacity := _capacity(settings, state)):
+        state, opened = _open_groups(settings, state, min(wanted, capacity))
         places += [(group_id, i) for group_id in opened for i in range(settings.group_size)]
     return _start(state, places[:room]) if places else (state, ())
 

@@ -111,25 +111,29 @@ def _end_trial(settings: Settings, state: State, event: TrialEnded) -> Step:
         return state, ()
     running = dict(state.running)
     group_id, index = running.pop(event.trial_id)
-    state = replace(state, running=running)
+    state = replace(state, running=running, recent=_recent(settings, state, event))
     actions: tuple[Action, ...] = ()
     if group_id in state.groups:
         group = state.groups[group_id]
         group = group.with_sample(index, _ended(settings, group.samples[index], event))
-        state, actions = _settle(settings, put(state, group), group)
-    state, more = _count(settings, state, event)
+        state, actions = _settle(settings, state, group)
+    state, more = _judge(settings, state)
     return state, actions + more
 
 
-def _count(settings: Settings, state: State, event: TrialEnded) -> Step:
-    """A run of whose last trials the system broke too many comes to an end: what is left is a biased sample."""
+def _recent(settings: Settings, state: State, event: TrialEnded) -> tuple[bool, ...]:
+    """Which of the last trials the system broke; those of which that can be said."""
     if event.kind == "cancelled" or event.blameless:
+        return state.recent
+    return (*state.recent, event.kind == "system_error")[-settings.error_window :]
+
+
+def _judge(settings: Settings, state: State) -> Step:
+    """A run of whose last trials the system broke too many comes to an end: what is left is a biased sample."""
+    errors, window = sum(state.recent), settings.error_window
+    if len(state.recent) < window or errors / window <= settings.max_error_share:
         return state, ()
-    recent = (*state.recent, event.kind == "system_error")[-settings.error_window :]
-    state, errors = replace(state, recent=recent), sum(recent)
-    if len(recent) < settings.error_window or errors / settings.error_window <= settings.max_error_share:
-        return state, ()
-    told = f"{errors} of the last {settings.error_window} trials were system errors"
+    told = f"{errors} of the last {window} trials were system errors"
     return _end_early(state, f"{told}, more than max_error_share {settings.max_error_share}")
 
 
@@ -147,9 +151,9 @@ def _ended(settings: Settings, sample: Sample, event: TrialEnded) -> Sample:
 
 
 def _settle(settings: Settings, state: State, group: Group) -> Step:
-    """The fate of a training group, as far as it is known."""
+    """The state with what a group has become, and the fate of a training group, as far as it is known."""
     if group.purpose == "eval":
-        return state, ()
+        return put(state, group), ()
     status = [sample.status for sample in group.samples]
     verdict = group_verdict(
         size=settings.group_size,
@@ -165,13 +169,13 @@ def _settle(settings: Settings, state: State, group: Group) -> Step:
         state, more = _end_early(state, "too many lost groups")
         return state, actions + more
     if verdict not in ("complete", "survivors"):
-        return state, ()
+        return put(state, group), ()
     reward = [sample.reward for sample in group.samples if sample.status == "valid"]
     flat = max(reward) - min(reward) <= settings.tolerance
     if flat and state.zero_variance < settings.max_zero_variance:
         return drop(replace(state, zero_variance=state.zero_variance + 1), group, "zero_variance")
-    state = replace(state, made_ready=state.made_ready + 1)
-    return put(state, replace(group, ready=state.made_ready)), ()
+    ready = state.made_ready + 1
+    return put(replace(state, made_ready=ready), replace(group, ready=ready)), ()
 
 
 def _end_early(state: State, reason: str) -> Step:
