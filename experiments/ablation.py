@@ -27,10 +27,10 @@ from core.aggregate import token_mean_weight
 from core.counter import counter_hash
 from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
-from system.checkpoint import write_checkpoint
+from system.checkpoint import remove_partial, write_checkpoint
 from system.engine import RestartRule
 from system.journal import Journal, read_tags
-from system.lock import held
+from system.lock import LockedError, held, holder
 from system.loop import AdvantageFunction, Crew, Loop, trial_ended
 from system.model import config_from_huggingface
 from system.policy import POLICY_FILES, token_count
@@ -444,6 +444,7 @@ class Runs:
         if not self.config.resume or not events.exists() or tags not in read_tags(events):
             return None
         found = find_run(self.folder, checkpoints, tags=tags, name=name, settings=settings, about=about)
+        remove_partial(checkpoints)
         for note in found.notes:
             self.progress.note(note)
         if not found.resumed.state.finished:
@@ -671,7 +672,9 @@ def digest_of_tasks(tasks: Sequence[Task]) -> str:
 
 
 def check_same(folder: Path, own: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run under other settings, rules, policy or tasks than those it was begun with."""
+    """Refuses to go on with a run that lives, or with other settings, rules, policy or tasks than it was begun with."""
+    if pid := holder(folder):
+        raise LockedError(folder, pid)
     try:
         before = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

@@ -42,20 +42,34 @@ def write_checkpoint(
         about: kept with them; JSON.
     """
     folder, partial = root / f"version-{version:06d}", root / f".version-{version:06d}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    remove_partial(root)
     partial.mkdir(parents=True)
-    save(partial)
-    files = {path.name: _digest(path) for path in sorted(partial.iterdir())}
-    manifest = {"version": version, "files": files, "about": about}
-    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-    for path in [*partial.iterdir(), partial]:
-        _to_disk(path)
+    try:
+        _write(partial, version, save, about)
+    except BaseException:
+        remove_partial(root)  # the disk may be full
+        raise
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
     _to_disk(root)
     for old in _versions(root)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
     return Checkpoint(folder=folder, version=version, about=about)
+
+
+def _write(partial: Path, version: int, save: Callable[[Path], None], about: dict[str, Any]) -> None:
+    save(partial)
+    files = {path.name: _digest(path) for path in sorted(partial.iterdir())}
+    manifest = {"version": version, "files": files, "about": about}
+    (partial / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    for path in [*partial.iterdir(), partial]:
+        _to_disk(path)
+
+
+def remove_partial(root: Path) -> None:
+    """Removes what was being written when a run was killed."""
+    for partial in root.glob(".version-*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def last_checkpoint(

@@ -15,6 +15,9 @@ NAME = "run.lock"
 class LockedError(ValueError):
     """Another process has the folder; the message names it."""
 
+    def __init__(self, folder: Path, pid: str) -> None:
+        super().__init__(f"out must be a folder that no run is writing to, got {folder} of process {pid}")
+
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
@@ -55,9 +58,7 @@ def _taken(path: Path) -> int:
         if not _locked(descriptor):
             pid = _pid(descriptor)
             os.close(descriptor)
-            raise LockedError(
-                f"out must be a folder that no run is writing to, got {path.parent} of process {pid}"
-            )
+            raise LockedError(path.parent, pid)
         if _is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # its owner ended meanwhile and took the file away

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +31,7 @@ from core.schedule import (
     react,
 )
 from system.chaos.audit import AUDITS, History, ledger, read_history, reward_faults, surviving_steps
+from system.chaos.disk import Disk
 from system.chaos.judge import CRITERION, is_met
 from system.journal import Journal
 from system.loop import trial_ended
@@ -306,3 +309,87 @@ def test_a_planted_fault_of_another_file_is_found(
     plant(run)
     faults = found(run)
     assert audit in faults and any(told in fault for fault in faults[audit]), faults
+
+
+# A real run
+
+
+@pytest.mark.parametrize("mounted", [True, False])
+def test_a_disk_is_full_until_it_is_freed(
+    tmp_path: Path, mounted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mounted and os.geteuid():
+        pytest.skip("mounting a tmpfs takes root")
+    if not mounted:
+        monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with Disk(tmp_path / "disk") as disk:
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(disk.place / "lines")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert writer.stdin is not None and writer.stdout is not None and disk.mounted == mounted
+        told = []
+        for change in (None, disk.fill, disk.free):
+            if change is not None:
+                change([writer.pid])
+            writer.stdin.write(b"write\n")
+            writer.stdin.flush()
+            told.append(writer.stdout.readline().strip())
+        writer.communicate()
+    assert told[0] == told[2] == b"written" and told[1] in (b"No space left on device", b"File too large")
+    assert list(tmp_path.iterdir()) == ([] if mounted else [tmp_path / "disk"])
+
+
+WRITER = """
+import os, sys
+for _ in sys.stdin:
+    try:
+        with open(sys.argv[1], "ab") as file:
+            file.write(b"x" * 9000)  # what there is room for in the last page is written, the rest fails
+        print("written", flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+def test_a_short_storm_over_a_real_run_leaves_nothing_wrong(tmp_path: Path) -> None:
+    kinds = ["disk", "trainer", "tool server", "run, all at once", "second run"]
+    words = [
+        "--minutes",
+        "0.4",
+        "--gap-s",
+        "0.5",
+        "--least-faults",
+        "0",
+        "--least-steps",
+        "0",
+        "--kinds",
+        *kinds,
+    ]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "chaos.py"), *words, "--out", str(tmp_path / "chaos")],
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    report = json.loads((tmp_path / "chaos" / "chaos.json").read_text())
+    assert report["passed"] and len(report["faults"]) >= 2 and not any(report["audits"].values()), told
+    assert (tmp_path / "chaos" / "chaos.md").read_text().startswith("# Chaos: ")
+    for name in ("journal", "rewards", "replay.py"):
+        assert report["audits"].get(name, []) == []
+
+
+def test_a_kind_of_fault_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    script = [
+        sys.executable,
+        str(ROOT / "experiments" / "chaos.py"),
+        "--kinds",
+        "rain",
+        "--out",
+        str(tmp_path / "c"),
+    ]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "kinds must be of" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -152,6 +152,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path, si
         write_checkpoint(tmp_path, 4, save=weights(4), about={"long": "x" * 5000})
     last, damaged = last_checkpoint(tmp_path)
     assert last is not None and last.version == 2 and damaged == []
+    assert [path.name for path in tmp_path.iterdir()] == ["version-000002"]
 
 
 # One run at a time

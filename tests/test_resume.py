@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run import ROOT, command, lines
+from test_run import ROOT, check_tokens, command, lines
 from test_simulator import SYNCHRONOUS
 
 from core.schedule import (
@@ -31,8 +32,9 @@ from core.schedule import (
 )
 from system.checkpoint import last_checkpoint, write_checkpoint
 from system.journal import Journal, read_journal, read_tags, replayed
+from system.lock import held
 from system.loop import trial_ended
-from system.record.metrics import JsonLines
+from system.record.metrics import JsonLines, write_json
 from system.resume import find_run
 from system.run import RunError
 
@@ -64,13 +66,33 @@ def killed_at(folder: Path, wanted: str, count: int, *, resume: bool, log: Path)
         process.wait()
 
 
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {})
+    with held(tmp_path):
+        for options, told in (
+            ([], f"out must be a new folder, got {tmp_path} with a run in it of process {os.getpid()}"),
+            (
+                ["--resume", "True"],
+                f"out must be a folder that no run is writing to, got {tmp_path} of process {os.getpid()}",
+            ),
+        ):
+            done = subprocess.run(
+                command(*OPTIONS, "--out", str(tmp_path), *options),
+                capture_output=True,
+                text=True,
+                timeout=240,
+            )
+            assert done.returncode == 2 and told in done.stderr and len(done.stderr.splitlines()) == 1
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Killed in its third step, killed again soon after, then left alone to its end."""
+    """Killed in its third step, killed again soon after and in its second arm, then left alone to its end."""
     folder = tmp_path_factory.mktemp("resumed") / "run"
     log = folder.parent / "log"
     killed_at(folder, '"type":"StepTrained","version":3', 1, resume=False, log=log)
     killed_at(folder, '"event":{"type":"Reopened"', 1, resume=True, log=log)
+    killed_at(folder, '"arm":"sequence_mean"', 9, resume=True, log=log)
     done = subprocess.run(
         command(*OPTIONS, "--out", str(folder), "--resume", "True"),
         capture_output=True,
@@ -100,6 +122,46 @@ def test_metrics_have_every_step_once_and_trials_end_once(run: Path) -> None:
     trials = Counter(t["trial_id"] for t in lines(run / "trajectories.jsonl"))
     assert set(trials.values()) == {1}
     assert json.loads((run / "summary.json").read_text())["finished"]
+
+
+def test_the_trainer_used_what_the_engine_emitted_in_every_life(run: Path) -> None:
+    told = check_tokens.main(check_tokens.Config(run=run))
+    assert told["rows"] > 0 and told["faults"] == []
+    assert told["gaps"] and max(told["gaps"]) < 1e-5
+
+
+def test_times_rewards_and_idle_shares_go_on(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    for arm in ("token_mean", "sequence_mean", "prompt_mean"):
+        steps = [m for m in lines(run / "metrics.jsonl") if m["arm"] == arm and "step" in m]
+        seconds = [step["seconds"] for step in steps]
+        assert seconds == sorted(seconds) and all(step["reward"] is not None for step in steps)
+        assert all(0 <= step["trainer_idle"] <= 1 for step in steps)
+        _, entries = read_journal(run / "events.jsonl", tags={"arm": arm, "seed": 0})
+        told = [entry.seconds for entry in entries]
+        assert told == sorted(told)
+        assert (
+            0 < summary["arms"][arm]["trainer_idle"] < 1 and summary["arms"][arm]["seconds"] >= told[-1] - 1
+        )
+    assert summary["seconds"] > sum(summary["arms"][arm]["seconds"] for arm in summary["arms"]) - 1
+    trials = len(lines(run / "trajectories.jsonl"))
+    spent = sum(summary["arms"][arm]["seconds"] for arm in summary["arms"])
+    assert summary["throughput"]["trials_per_minute"] < 60 * trials / spent + 1
+    assert 0 < summary["throughput"]["first_step_seconds"] < summary["seconds"]
+
+
+def test_a_run_that_was_done_but_for_its_summary_writes_it(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    before = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").unlink()
+    arguments = command(*OPTIONS, "--out", str(folder), "--resume", "True")
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    after = json.loads((folder / "summary.json").read_text())
+    for arm, told in before["arms"].items():
+        assert after["arms"][arm]["pass_at_1"] == told["pass_at_1"]
+        assert after["arms"][arm]["trainer_idle"] == pytest.approx(told["trainer_idle"])
+    assert after["throughput"]["cpu_seconds_per_trial"] == {}
 
 
 def test_what_is_trained_again_is_the_same_to_the_token(run: Path) -> None:
@@ -284,8 +346,20 @@ def test_a_checkpoint_that_was_being_written_is_not_there(tmp_path: Path) -> Non
     assert last_checkpoint(tmp_path)[0].version == 2  # type: ignore[union-attr]
 
 
+def test_a_checkpoint_that_was_told_of_other_settings_is_refused(tmp_path: Path) -> None:
+    killed_after(tmp_path, *begun_and_ended(0, 1), StepTrained(version=1))
+    write_checkpoint(tmp_path / "versions", 1, save=saved("one"), about={**TAGS, "learning_rate": 0.1})
+    place = {"tags": TAGS, "name": "token_mean/0", "settings": SMALL}
+    same = find_run(tmp_path, tmp_path / "versions", **place, about={**TAGS, "learning_rate": 0.1})
+    assert same.version == 1
+    with pytest.raises(
+        RunError, match="must be of this run, got one of another: learning_rate was 0.1, is 0.2"
+    ):
+        find_run(tmp_path, tmp_path / "versions", **place, about={**TAGS, "learning_rate": 0.2})
+
+
 def test_a_checkpoint_of_another_run_is_refused(run: Path, tmp_path: Path) -> None:
     settings, _ = read_journal(run / "events.jsonl", tags=TAGS)
     write_checkpoint(tmp_path, 3, save=saved("odd"), about={})
-    with pytest.raises(RunError, match="a checkpoint must be of version 2 or 4, got 3"):
+    with pytest.raises(RunError, match="a checkpoint must be of version 2 or 4, got none"):
         find_run(run, tmp_path, tags=TAGS, name="token_mean/0", settings=settings)
