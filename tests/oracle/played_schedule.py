@@ -106,24 +106,27 @@ class Played:
     def run(self) -> Played:
         """Until it has finished; every run does."""
         for _ in range(3000):
-            if self.events and self.draw.random() < self.odds.doubled:
-                self.once_more()
-            event = self.next_event()
-            state, actions = react(self.policy, self.states[-1], event)
-            self.events.append(event)
-            self.answers.append(actions)
-            self.states.append(state)
-            self.auditor.audit(event, actions)
-            self.count(event, actions)
-            for action in actions:
-                self.carry_out(action)
             if self.auditor.finished:
                 return self
+            if self.events and self.draw.random() < self.odds.doubled:
+                self.once_more(self.draw.choice(self.events[self.reopened :]))
+            self.hear(self.next_event())
         raise AssertionError("the run does not end")
 
-    def once_more(self) -> None:
+    def hear(self, event: Event) -> None:
+        """One event, audited, and what follows from it."""
+        state, actions = react(self.policy, self.states[-1], event)
+        self.events.append(event)
+        self.answers.append(actions)
+        self.states.append(state)
+        self.auditor.audit(event, actions)
+        self.count(event, actions)
+        for action in actions:
+            self.carry_out(action)
+
+    def once_more(self, event: Event) -> None:
         """An event that has been heard changes nothing; one that cannot follow is refused."""
-        event, state = self.draw.choice(self.events[self.reopened :]), self.states[-1]
+        state = self.states[-1]
         if isinstance(event, TrialEnded):
             assert react(self.policy, state, event) == (state, ())
             self.seen["an end came twice"] += 1
@@ -147,15 +150,23 @@ class Played:
         if not self.running and not self.waiting:
             return self.found_out()
         if self.waiting and (not self.running or self.draw.random() < 0.4):
-            event = self.waiting.pop(self.draw.randrange(len(self.waiting)))
-            self.applied = event.version if isinstance(event, WeightsApplied) else self.applied
-            return event
+            return self.answered(self.draw.randrange(len(self.waiting)))
         last = self.draw.random() < self.odds.overtaken
-        start = self.running.pop(list(self.running)[-1 if last else self.draw.randrange(len(self.running))])
+        index = len(self.running) - 1 if last else self.draw.randrange(len(self.running))
         score = None if self.draw.random() < self.odds.broken else self.draw.choice([0.0, 0.5, 1.0, 1.0])
+        return self.ended(index, score, blameless=score is None and self.draw.random() < 0.2)
+
+    def answered(self, index: int) -> Event:
+        """The trainer, the engine or the disk is done."""
+        event = self.waiting.pop(index)
+        self.applied = event.version if isinstance(event, WeightsApplied) else self.applied
+        return event
+
+    def ended(self, index: int, score: float | None, *, blameless: bool) -> Event:
+        """One of the trials that run is over."""
+        start = self.running.pop(list(self.running)[index])
         self.oldest[start.trial_id] = oldest = self.draw.randint(start.policy_version, self.applied)
-        end = oracle.ended(start, score, oldest, self.applied)
-        return replace(end, blameless=score is None and self.draw.random() < 0.2)
+        return replace(oracle.ended(start, score, oldest, self.applied), blameless=blameless)
 
     def killed(self) -> Event:
         """From either version on disk; nobody answers any more."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from oracle.played_schedule import Odds, Played, policy_of
 
 from core import schedule
@@ -987,6 +988,58 @@ def test_settings_that_cannot_run_are_refused(change, text):
     """Among them a group of one, which would train nothing."""
     with pytest.raises(ValueError, match=f"^{text}$"):
         settings_of(**change)
+
+
+class AnyRun(RuleBasedStateMachine):
+    """A run to which anything may happen next; whatever did, the auditor sees no promise broken, and it ends."""
+
+    @initialize(seed=st.integers(0, 10**6))
+    def opened(self, seed):
+        self.played = Played(policy_of(random.Random(seed)), random.Random(seed), Odds())
+        self.played.hear(self.played.answered(0))
+
+    @precondition(lambda self: self.played.running)
+    @rule(which=st.integers(0, 99), score=st.sampled_from([0.0, 1.0, None]), blameless=st.booleans())
+    def a_trial_ends(self, which, score, blameless):
+        which %= len(self.played.running)
+        self.played.hear(self.played.ended(which, score, blameless=blameless and score is None))
+
+    @precondition(lambda self: self.played.waiting)
+    @rule(which=st.integers(0, 2))
+    def an_answer_comes(self, which):
+        self.played.hear(self.played.answered(which % len(self.played.waiting)))
+
+    @rule()
+    def the_run_is_killed_and_goes_on(self):
+        self.played.auditor.finished = False
+        self.played.hear(self.played.killed())
+
+    @rule()
+    def its_room_changes(self):
+        self.played.hear(self.played.other_room())
+
+    @precondition(lambda self: self.played.running)
+    @rule()
+    def a_stop_is_asked_for(self):
+        self.played.hear(StopAsked())
+
+    @rule(which=st.integers(0, 99))
+    def an_event_comes_again(self, which):
+        events = self.played.events[self.played.reopened :]
+        self.played.once_more(events[which % len(events)])
+
+    @precondition(lambda self: self.played.running)
+    @rule()
+    def an_end_is_not_heard(self):
+        name, start = self.played.running.popitem()
+        self.played.unheard[name] = start
+
+    def teardown(self):
+        if hasattr(self, "played"):
+            self.played.run()
+
+
+test_whatever_happens_next_no_promise_is_broken_and_the_run_ends = AnyRun.TestCase
 
 
 SEQUENCES = 10_000
