@@ -250,7 +250,7 @@ class Loop:
             self.pending.append(self._trial_ended(result))
 
     def _trial_ended(self, result: Result) -> TrialEnded:
-        failed = result["outcome"]["kind"] == "system_error"
+        failed = may_be_the_engine(result)
         if (cause := self.crew.engine.release(result["trial_id"], failed=failed)) and failed:
             result = lost_with_engine(result, cause)
         trial_id = result["trial_id"].removeprefix(f"{self.name}/")
@@ -296,13 +296,14 @@ class Loop:
         return f"{self.name}/{trial_id}"
 
 
-def lost_with_engine(result: Result, cause: str) -> Result:
-    """The result of a trial that failed when its engine ended: it names what failed, not where that was noticed.
+def may_be_the_engine(result: Result) -> bool:
+    """Whether a trial failed where it needs its engine: in a turn, or when it lets go of it."""
+    outcome = result["outcome"]
+    return outcome["kind"] == "system_error" and outcome["phase"] in ("agent", "teardown")
 
-    What failed for want of neither engine nor time stays as it is.
-    """
-    if result["outcome"]["phase"] not in ("agent", "teardown"):
-        return result
+
+def lost_with_engine(result: Result, cause: str) -> Result:
+    """The result of a trial that failed when its engine ended: it names what failed, not where that was noticed."""
     return {**result, "blameless": True, "outcome": {**result["outcome"], "phase": ENGINE, "cause": cause}}
 
 

@@ -218,7 +218,7 @@ def test_bad_options_are_refused_in_one_line(tmp_path, options, told):
 
 
 def test_an_engine_that_does_not_listen_is_told_in_one_line(tmp_path):
-    options = ["--tasks", "1", "--agent", str(CLERK), "--engine-socket", "s"]
+    options = ["--tasks", "1", "--agent", str(CLERK), "--engine-address", "s"]
     code, report, output = audit(tmp_path / "out", *options, temporary=tmp_path / "t")
     assert (
         code == 1

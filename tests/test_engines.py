@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -396,6 +397,87 @@ def kill_engine_at(run: subprocess.Popen[str], folder: Path, purpose: str) -> No
 
 def sampled_by(trial: dict[str, Any]) -> list[int]:
     return [v for row in trial.get("rows", ()) for v in row["policy_version"] if v >= 0]
+
+
+class Paper:
+    """An engine without a process: it takes its time, and ends when it is told to, whatever it is doing."""
+
+    def __init__(self, number: int, random: Random) -> None:
+        self.address, self.random = f"paper-{number}", random
+        self.version, self.ended, self.starts, self.closed = 0, False, 0, False
+
+    def fault(self, timeout_s: float) -> str:
+        return "over" if self.ended else ""
+
+    def _work(self) -> None:
+        time.sleep(self.random.random() * 0.004)
+
+    def restart(self) -> None:
+        self._work()
+        if self.random.random() < 0.2:
+            raise EngineError("no room")
+        self.version, self.starts, self.ended = 0, self.starts + 1, False
+
+    def update_weights(self, version: int, weights: str, *, reset_kv: bool) -> None:
+        assert weights == f"weights-{version}"
+        life = self.starts
+        self._work()
+        if self.ended or self.starts != life:
+            raise ConnectionError("it went away")
+        self.version = version
+
+    def stats(self) -> dict[str, Any]:
+        if self.ended:
+            raise ConnectionError("it went away")
+        return {"policy_version": self.version}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_order_of_ends_weights_and_trials_keeps_the_promises(seed: int, tmp_path: Path):
+    """A trial begins at an engine that lives and has the weights that were applied; Applied means all that live."""
+    random = Random(seed)
+    engines = [Paper(number, Random(100 * seed + number)) for number in range(3)]
+    rule = RestartRule(pulse_s=0.002, silence_s=60.0, most=10_000)
+    router = Router(engines, hold=tmp_path, rule=rule)
+    trials: dict[str, tuple[Paper, int]] = {}
+    wanted = applied = 0
+    ends = 0
+    for event in range(600):
+        kind = random.choices(("place", "release", "end", "update", "poll"), (30, 30, 3, 7, 30))[0]
+        if kind == "place":
+            name = f"t{event}"
+            address = router.place(name)
+            if address is None:
+                assert all(place.status != "live" for place in router.places)
+            else:
+                engine = engines[int(address[-1])]
+                trials[name] = engine, engine.starts
+                assert engine.ended or engine.version >= applied
+        elif kind == "release" and trials:
+            name = random.choice(sorted(trials))
+            engine, starts = trials.pop(name)
+            gone = engine.ended or engine.starts != starts
+            assert bool(router.release(name, failed=True)) == gone
+        elif kind == "end":
+            random.choice(engines).ended = True
+            ends += 1
+        elif kind == "update" and wanted == applied:
+            wanted += 1
+            router.begin_update(wanted, f"weights-{wanted}", reset_kv=False)
+        else:
+            for happened in router.poll(0.02):
+                if isinstance(happened, Applied):
+                    applied = happened.version
+                    for place, engine in zip(router.places, engines, strict=True):
+                        assert place.status != "live" or engine.ended or engine.version == applied == wanted
+        assert sum(router.routes.load) == len(trials) == len(router.routes.engine_of)
+    until(router, lambda seen: all(place.status == "live" for place in router.places) and not router.moving)
+    assert {engine.version for engine in engines} == {wanted} and ends > 5 and wanted > 3
+    router.close()
+    assert all(engine.closed for engine in engines)
 
 
 def test_counters_of_earlier_lives_count_and_those_of_the_moment_do_not():

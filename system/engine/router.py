@@ -235,7 +235,10 @@ class Router:
 
     def close(self) -> None:
         """End every engine, one that is being started too."""
-        list(self._pool.map(lambda place: place.engine.close(), self.places))
+        with ThreadPoolExecutor(
+            len(self.places)
+        ) as pool:  # those of the other may wait for an engine that hangs
+            list(pool.map(lambda place: place.engine.close(), self.places))
         for place in self.places:
             if place.restart is not None:
                 wait([place.restart])
