@@ -7,6 +7,7 @@ same for all arms. `ablate_aggregation.py` declares three arms and calls `run` h
 import hashlib
 import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -29,6 +30,9 @@ from core.loss import importance_weighted_policy_gradient
 from core.schedule import Settings, StartTrial
 from system.checkpoint import remove_partial, write_checkpoint
 from system.engine import RestartRule
+from system.fleet import Fleet
+from system.fleet.local import LocalFleet
+from system.fleet.ray_fleet import RayFleet
 from system.journal import Journal, read_tags
 from system.lock import LockedError, held, holder
 from system.loop import AdvantageFunction, Crew, Loop, trial_ended
@@ -79,6 +83,9 @@ class Config:
     """What samples."""
     vllm: Path | None = None
     """File with the settings of the engine "vllm", as docs/vllm.md says."""
+    fleet: Literal["local", "ray"] = "local"
+    """Who runs the trials: processes of this machine, or the nodes of a Ray cluster, that of RAY_ADDRESS or one of its
+    own."""
     engines: int = 1
     """Engines that sample; a trial stays with the one that had the fewest when it began."""
     engine_restarts: int = 8
@@ -279,6 +286,7 @@ def run(
                 max_sessions=2 * config.max_running,
                 threads=config.threads,
                 device=config.device,
+                fleet=fleet_of(config),
                 engines=config.engines,
                 restart=RestartRule(most=config.engine_restarts),
                 kits=sorted({task.toolset for tasks in given.values() for task in tasks} or {"brief"}),
@@ -581,6 +589,13 @@ class Runs:
                 "temperature": config.temperature,
             },
         }
+
+
+def fleet_of(config: Config) -> Callable[..., Fleet]:
+    """What makes the fleet of a run."""
+    if config.fleet == "local":
+        return LocalFleet
+    return partial(RayFleet, address=os.environ.get("RAY_ADDRESS"), slots=config.max_running)
 
 
 def _is_done(found: Found, recorder: Recorder) -> bool:

@@ -72,6 +72,8 @@ class Config:
     """Steps a minute, along the surviving line of weights, without which it does not pass."""
     out: Path | None = None
     """Folder of the report and of the run; by default out/chaos/<time>."""
+    record: Path | None = None
+    """Where a copy of the report goes as well, with .json and .md after its name."""
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.kinds) - DECK.keys()):
@@ -279,9 +281,9 @@ def main(config: Config) -> dict[str, Any]:
         "commit": commit_hash(ROOT),
         "machine": machine_name(),
     }
-    write_json(folder / "config.json", {**about, **asdict(config)})
+    write_json(folder / "config.json", {**about, "config": asdict(config)})
     make_tasks(folder)
-    temporary = Path(tempfile.mkdtemp(prefix="chaos-"))
+    temporary = Path(tempfile.mkdtemp(prefix="c"))  # short: paths of sockets are
     kernel.adopt_orphans()
     broken = ""
     with ExitStack() as stack:
@@ -446,9 +448,10 @@ def finished(report: dict[str, Any], config: Config, folder: Path) -> dict[str, 
     ]
     wrong = {name: faults for name, faults in report["audits"].items() if faults}
     report["passed"] = not wrong
-    write_json(folder / "chaos.json", report)
     text = as_text(report)
-    (folder / "chaos.md").write_text(text)
+    for place in (folder / "chaos", *([config.record] if config.record else [])):
+        write_json(place.with_suffix(".json"), report)
+        place.with_suffix(".md").write_text(text)
     print(text)
     if wrong:
         first = next(iter(wrong.values()))[0]

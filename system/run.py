@@ -15,10 +15,12 @@ from system.engine import EngineError, RestartRule, Router, RunningEngine, start
 from system.engine.vllm import Settings as VllmSettings
 from system.engine.vllm import start_vllm_engine
 from system.fleet import Fleet
-from system.fleet.local import LocalFleet, warm_up
+from system.fleet.choice import FleetChoice, open_fleet
+from system.fleet.local import warm_up
 from system.sandbox import choose_sandbox, reap, removal
 
 RESTART = RestartRule()
+LOCAL = FleetChoice()
 
 
 class RunError(Exception):
@@ -50,14 +52,16 @@ def machinery(
     restart: RestartRule = RESTART,
     kits: Collection[str] = ("brief",),
     modal: dict[str, Any] | None = None,
+    fleet: FleetChoice = LOCAL,
     vllm: dict[str, Any] | None = None,
+    fleet: Callable[..., Fleet] = LocalFleet,
 ) -> Iterator[Machinery]:
     """`machinery_with` embedded engines, or vLLM's.
 
     Args:
         policy: folder of the weights that the engines begin with.
         engine_log: the first engine's own record of what it sampled; those of the others lie beside it.
-        sandbox, restart, kits, modal: as there.
+        sandbox, restart, kits, modal, fleet: as there.
         max_context: longest trajectory.
         max_sessions: trajectories that an engine keeps cached.
         threads: of torch, in an engine.
@@ -85,7 +89,13 @@ def machinery(
         return start_vllm_engine(VllmSettings(**told))
 
     logs = [engine_log, *(engine_log.with_stem(f"{engine_log.stem}-{i}") for i in range(1, engines))]
-    around: dict[str, Any] = {"policy": policy, "sandbox": sandbox, "kits": kits, "modal": modal}
+    around: dict[str, Any] = {
+        "policy": policy,
+        "sandbox": sandbox,
+        "kits": kits,
+        "modal": modal,
+        "fleet": fleet,
+    }
     with machinery_with([partial(start, log) for log in logs], restart=restart, **around) as machine:
         yield machine
 
@@ -99,6 +109,7 @@ def machinery_with(
     kits: Collection[str],
     restart: RestartRule = RESTART,
     modal: dict[str, Any] | None = None,
+    fleet: Callable[..., Fleet] = LocalFleet,
 ) -> Iterator[Machinery]:
     """Starts the engines and the fleet side by side; at the end nothing of them is left.
 
@@ -109,6 +120,7 @@ def machinery_with(
         kits: tools that the parent of the trials loads, of `system.fleet.office.KITS`.
         restart: when an engine is given up and started again.
         modal: the fields of `system.sandbox.modal.ModalSettings`, for that sandbox; each trial's spec needs them too.
+        fleet: LocalFleet, or another that takes the same.
     """
     own = run_folder()
     remove_dead_runs(own.parent)
@@ -119,22 +131,21 @@ def machinery_with(
         # The pool stays open to the end: an engine dies with the thread that started it.
         pool = stack.enter_context(ThreadPoolExecutor(2 + len(start_engines)))
         chosen = pool.submit(choose_sandbox, sandbox, modal)
-        fleet = pool.submit(
-            LocalFleet, own / "trials", warm=warm_up(kits, policy=policy), temporary=own / "tmp"
-        )
+        trials = pool.submit(fleet, own / "trials", warm=warm_up(kits, policy=policy), temporary=own / "tmp")
         started = [
             pool.submit(start, own / f"engine-{number}.sock") for number, start in enumerate(start_engines)
         ]
-        stack.callback(lambda: fleet.exception() or fleet.result().close())
+        stack.callback(lambda: trials.exception() or trials.result().close())
         for one in started:
             stack.callback(lambda one=one: one.exception() or one.result().close())
         router = Router([one.result() for one in started], hold=own / "held", rule=restart)
         stack.callback(router.close)
         kind, line = chosen.result()
+        trials.result().reach([str(policy.resolve()), *(one.result().address for one in started)])
         try:
             yield Machinery(
                 engine=router,
-                fleet=fleet.result(),
+                fleet=trials.result(),
                 sandbox=kind,
                 sandbox_line=line,
                 scratch=own,
@@ -157,7 +168,8 @@ def remove_dead_runs(root: Path) -> None:
     for folder in root.glob("run-*"):
         pid = folder.name.removeprefix("run-")
         if pid == str(os.getpid()) or not Path("/proc", pid).exists():
-            reap(folder / "trials")
+            for place in (folder / "trials", *(folder / "trials").glob("node-*")):
+                reap(place)
             if not removal.reap_remote(folder / "trials"):
                 shutil.rmtree(folder, ignore_errors=True)
             elif pid == str(os.getpid()):  # the name is needed

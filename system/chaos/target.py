@@ -42,11 +42,15 @@ def _process(pid: int) -> Process | None:
 
 
 def workers(run: int) -> list[Process]:
-    """The parent of the trials; under Ray the processes that run them."""
-    local, ray = "-m system.fleet.warm", "ray::"
-    return [
-        p for p in descendants(run) if (local in p.command and p.parent == run) or p.command.startswith(ray)
-    ]
+    """Those that fork trials, and under Ray those that ask them to."""
+    below = descendants(run)
+    return _warm(below) + [p for p in below if p.command.startswith("ray::")]
+
+
+def _warm(below: Sequence[Process]) -> list[Process]:
+    """Parents of the trials; a trial has the same command, and one of them for its parent."""
+    alike = {p.pid: p for p in below if "-m system.fleet.warm" in p.command}
+    return [p for p in alike.values() if p.parent not in alike]
 
 
 def engines(run: int) -> list[Process]:
@@ -60,8 +64,9 @@ def trainers(run: int) -> list[Process]:
 
 
 def trials(run: int) -> list[Process]:
-    """Trials: forks of a worker."""
-    return [fork for worker in workers(run) for fork in _forks(worker, descendants(worker.pid))]
+    """Forks of the parents of the trials."""
+    below = descendants(run)
+    return [fork for warm in _warm(below) for fork in _forks(warm, below)]
 
 
 def servers(run: int) -> list[Process]:
