@@ -12,6 +12,7 @@ Weights come through the backend "file" of our plugin, over vLLM's own routes: t
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -56,11 +57,21 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 TRIALS, TURNS, COMMON, OWN, SAMPLED, OBSERVED = 256, 5, 128, 256, 192, 96
-"""Of the speed: trials side by side, turns of each; tokens of the common beginning, of the task, of a turn and of what a
-tool answers. Three quarters of the requests are then continuations, as in office work."""
+"""Of the speed: trials side by side, turns of each; tokens of the common beginning, of the task, of a turn and of a
+tool's answer. Four fifths of the requests are then continuations, as in office work."""
+
+LONG = 1500
+"""Tokens of each request that updates meet."""
 
 CLIENTS = 16
 """Processes that the trials are spread over."""
+
+DEVICE = "cuda"
+
+if os.environ.get("REHEARSAL"):  # every line of it on a CPU, in minutes; the numbers mean nothing
+    DEVICE, TRIALS, TURNS, COMMON, OWN, SAMPLED, OBSERVED, LONG, CLIENTS = "cpu", 8, 3, 32, 32, 16, 16, 400, 4
+    CONFIG |= {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 640}
+    CONFIG |= {"max_position_embeddings": 1024}
 
 
 @contextmanager
@@ -113,15 +124,16 @@ class Judge:
 
     def __init__(self, state: dict[str, torch.Tensor], folder: Path) -> None:
         config = config_from_huggingface(CONFIG)
-        self.models: dict[str, Callable[[list[int]], torch.Tensor]] = {}
-        own = Qwen3.from_state(config, state, dtype=torch.bfloat16, device="cuda").requires_grad_(False)
-        self.models["ours"] = lambda row: own.logits(own(torch.tensor(row, device="cuda"), [len(row)]))
+        self.models: dict[str, Any] = {}
+        own = Qwen3.from_state(config, state, dtype=torch.bfloat16, device=DEVICE).requires_grad_(False)
+        self.models["ours"] = lambda row: own.logits(own(torch.tensor(row, device=DEVICE), [len(row)]))
         try:
             from transformers import Qwen3ForCausalLM
 
-            theirs = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).cuda().eval()
+            theirs: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+            theirs = theirs.to(DEVICE).eval()
             theirs.load_state_dict(state, strict=False)
-            self.models["transformers"] = lambda row: theirs(torch.tensor([row], device="cuda")).logits[0]
+            self.models["transformers"] = lambda row: theirs(torch.tensor([row], device=DEVICE)).logits[0]
         except Exception as error:  # noqa: BLE001 - told, and ours is judge enough
             print(f"transformers: {error}", file=sys.stderr)
 
@@ -133,7 +145,7 @@ class Judge:
         row, found = ids + done.token_ids, {}
         for name, logits in self.models.items():
             logprob = (logits(row)[len(ids) - 1 : -1].float() / temperature).log_softmax(-1)
-            own = logprob.gather(-1, torch.tensor(done.token_ids, device="cuda")[:, None])[:, 0].cpu()
+            own = logprob.gather(-1, torch.tensor(done.token_ids, device=DEVICE)[:, None])[:, 0].cpu()
             found[name] = (own[part] - torch.tensor(done.logprob)[part]).abs().tolist()
         return found
 
@@ -141,7 +153,7 @@ class Judge:
     def row(self, row: list[int]) -> list[float]:
         """Log-probability of every token but the first."""
         logprob = self.models["ours"](row)[:-1].float().log_softmax(-1)
-        return logprob.gather(-1, torch.tensor(row[1:], device="cuda")[:, None])[:, 0].tolist()
+        return logprob.gather(-1, torch.tensor(row[1:], device=DEVICE)[:, None])[:, 0].tolist()
 
 
 def told(gaps: list[dict[str, list[float]]]) -> dict[str, Any]:
@@ -186,12 +198,12 @@ def exactness(engine: VllmEngine, state: dict[str, torch.Tensor], folder: Path) 
 
 
 def updates(engine: VllmEngine, folder: Path, shared: Path) -> dict[str, Any]:
-    """Three updates while 256 requests run, the last with the caches computed anew; then exactness of the new weights."""
+    """Three updates while requests run, the last with the caches computed anew; then exactness of the new weights."""
     states = {version: state_of(100 + version) for version in (1, 2, 3)}
     paths = {version: shared / f"{version}.safetensors" for version in states}
     for version, state in states.items():
         save_weights(paths[version], state)
-    asked = [request(f"u{n}", ids_of(f"u{n}", 200), max_tokens=1500, seed=n) for n in range(256)]
+    asked = [request(f"u{n}", ids_of(f"u{n}", 200), max_tokens=LONG, seed=n) for n in range(TRIALS)]
     done: list[Completion] = []
     running = threading.Thread(target=lambda: done.extend(all_of(engine, asked)))
     before = engine.stats()
@@ -199,7 +211,7 @@ def updates(engine: VllmEngine, folder: Path, shared: Path) -> dict[str, Any]:
     seconds = []
     for version, path in paths.items():
         start = engine.stats()["sampled_tokens"]
-        while engine.stats()["sampled_tokens"] < start + 256 * 150 and running.is_alive():
+        while engine.stats()["sampled_tokens"] < start + TRIALS * LONG // 10 and running.is_alive():
             time.sleep(0.05)
         begun = time.perf_counter()
         engine.update_weights(version, str(path), reset_kv=version == 3)
@@ -217,7 +229,7 @@ def updates(engine: VllmEngine, folder: Path, shared: Path) -> dict[str, Any]:
     engine_probe = probe(engine.address, row, judge.row(row), version=3, tolerance=0.05)
     return {
         "requests": len(asked),
-        "dropped": sum(len(one.token_ids) != 1500 or one.finish_reason != "length" for one in done),
+        "dropped": sum(len(one.token_ids) != LONG or one.finish_reason != "length" for one in done),
         "changed_inside": sum(len(set(one)) > 1 for one in versions),
         "all_four_versions": sum(set(one) == {0, 1, 2, 3} for one in versions),
         "in_order": all(one == sorted(one) for one in versions),
@@ -291,6 +303,8 @@ def speed(engine: VllmEngine, out: Path) -> dict[str, Any]:
 
 def offline(policy: str, compiled: bool, kv_gib: float, requests_path: str) -> None:
     """vLLM alone in this process on the same requests: all at once, and turn by turn. One JSON line."""
+    if DEVICE == "cpu":
+        os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
     requests = json.loads(Path(requests_path).read_text())
@@ -302,7 +316,7 @@ def offline(policy: str, compiled: bool, kv_gib: float, requests_path: str) -> N
         max_model_len=CONFIG["max_position_embeddings"],
         max_num_seqs=TRIALS,
         block_size=32,
-        kv_cache_memory_bytes=int(kv_gib * (1 << 30)),
+        kv_cache_memory_bytes=int(kv_gib * (1 << 30)) if DEVICE == "cuda" else None,
         enable_prefix_caching=True,
         generation_config="vllm",
         logprobs_mode="processed_logprobs",
@@ -358,6 +372,7 @@ def alone(options: argparse.Namespace, policy: Path, out: Path) -> dict[str, Any
             stderr=log,
             timeout=options.alone_s,
             check=False,
+            env={**os.environ, **({"TORCHDYNAMO_DISABLE": "1"} if options.eager else {})},
         )
         log.write(ran.stdout)
     lines = [line for line in ran.stdout.decode().splitlines() if line.startswith("OFFLINE ")]
@@ -403,7 +418,7 @@ def main(options: argparse.Namespace) -> None:
         policy_dir=str(policy),
         socket_path=str(shared / "s"),
         log_path=str(out / "engine.jsonl"),
-        device="cuda",
+        device=DEVICE,
         dtype="bfloat16",
         max_context=CONFIG["max_position_embeddings"],
         max_sessions=TRIALS,
@@ -429,7 +444,8 @@ def main(options: argparse.Namespace) -> None:
         for engine in held:
             engine.close()
         (out / "engine.jsonl").unlink(missing_ok=True)  # hundreds of thousands of tokens
-    torch.cuda.empty_cache()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
     if "tokens_per_second" in lines.get("speed", {}):
         part("alone", options.alone_s + 10, lambda: alone(options, policy, out))
     table(lines)
@@ -437,12 +453,10 @@ def main(options: argparse.Namespace) -> None:
 
 
 def machine(state: dict[str, torch.Tensor]) -> dict[str, Any]:
-    import vllm  # pyright: ignore[reportMissingImports]
-
     return {
-        "gpu": torch.cuda.get_device_name(0),
+        "gpu": torch.cuda.get_device_name(0) if DEVICE == "cuda" else "none",
         "torch": torch.__version__,
-        "vllm": vllm.__version__,
+        "vllm": importlib.metadata.version("vllm"),
         "parameters": parameter_count(state),
     }
 
@@ -476,7 +490,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", default=os.environ.get("OUT", "out/vllm_engine"))
-    parser.add_argument("--kv-gib", type=float, default=24.0)
+    parser.add_argument("--kv-gib", type=float, default=24.0 if DEVICE == "cuda" else 1.0)
     parser.add_argument("--start-s", type=int, default=240)
     parser.add_argument("--alone-s", type=int, default=240)
     parser.add_argument("--eager", action="store_true", help="no compiling, no graphs: a quicker start")

@@ -30,7 +30,7 @@ class VllmEngine(EngineHandle):
             timeout_s=settings.start_s + settings.call_s,
             update_s=8 * settings.call_s,
             silence_s=silence_s,
-            module="system.engine.vllm.front",
+            module="system.engine.vllm.process",
         )
 
     def restart(self) -> None:

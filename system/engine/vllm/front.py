@@ -1,8 +1,7 @@
 """The front of a vLLM server: the embedded engine's socket before it, so that a trial need not know which one it has.
 
-`python -m system.engine.vllm.front '{"policy_dir": ...}'`; the values are those of `Settings` and `parent`. One
-thread and no torch: it forwards requests by token id, keeps which version sampled which token, lets in as many
-requests as their keys and values have room, brings weights, and ends with the server, telling why.
+One thread and no torch: it forwards requests by token id, keeps which version sampled which token, lets in as many
+requests as their keys and values have room, brings weights, and notices when the server ends or hangs.
 """
 
 from __future__ import annotations
@@ -10,26 +9,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from core.capacity import kv_bytes_per_token, runnable_trajectories
 from core.staleness import token_versions
 from system.engine.asked import check_request, parse_request
 from system.engine.client import HEADER, LARGEST_MESSAGE, frame
 from system.engine.request import Completion, EngineError, FinishReason, GenerateRequest
-from system.engine.vllm.coverage import Weight, check_weights, header_of, weights_of
-from system.engine.vllm.server import Server, kv_tokens_of, read_metrics
-from system.engine.vllm.settings import GIB, Settings
+from system.engine.vllm.coverage import Weight, check_weights, header_of
+from system.engine.vllm.room import Room
+from system.engine.vllm.server import Server, read_metrics
+from system.engine.vllm.settings import Settings
 from system.engine.vllm.wire import Refused
-from system.parent import die_with_parent
-from system.record.metrics import drop_torn_tail
 
 ABORTED = "generate-tokens-"
 """What the server puts before the id of a request."""
@@ -38,6 +33,7 @@ FINAL_ONLY = 2
 """vllm.sampling_params.RequestOutputKind: no output before the last."""
 
 GRACE_S = 4.0
+AGAIN_S = 0.02
 WATCH_S = 1.0
 STATS_S = 20.0
 
@@ -66,63 +62,6 @@ class Flight:
     def tokens(self) -> int:
         """Keys and values that it may come to need."""
         return len(self.request.token_ids) + self.limit
-
-
-class Room:
-    """Lets requests in, in their order, while their keys and values fit, and none while it is closed."""
-
-    def __init__(self, tokens: int, requests: int) -> None:
-        self._tokens, self._requests = tokens, requests
-        self.taken, self.inside = 0, 0
-        self._open = True
-        self._queue: list[tuple[int, asyncio.Future[None]]] = []
-
-    @property
-    def waiting(self) -> int:
-        """Requests outside."""
-        return len(self._queue)
-
-    async def enter(self, tokens: int) -> None:
-        """Wait for so much room."""
-        waits = asyncio.get_running_loop().create_future()
-        self._queue.append((tokens, waits))
-        self._admit()
-        try:
-            await waits
-        except asyncio.CancelledError:
-            if waits.done() and not waits.cancelled():
-                self.leave(tokens)
-            else:
-                self._queue = [entry for entry in self._queue if entry[1] is not waits]
-            raise
-
-    def leave(self, tokens: int) -> None:
-        """Give it back."""
-        self.taken -= tokens
-        self.inside -= 1
-        self._admit()
-
-    def close(self) -> None:
-        """Let nobody in."""
-        self._open = False
-
-    def open(self) -> None:
-        """Let those in again who fit."""
-        self._open = True
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._open and self._queue:
-            tokens, waits = self._queue[0]
-            fits = self.taken + tokens <= self._tokens and self.inside < self._requests
-            if not fits and self.inside:
-                return
-            self._queue.pop(0)
-            if waits.done():  # cancelled
-                continue
-            self.taken += tokens
-            self.inside += 1
-            waits.set_result(None)
 
 
 class Front:
@@ -180,8 +119,7 @@ class Front:
         try:
             flight.swaps.append((0, self.version))
             if flight.cancelled:
-                nothing: list[Any] = []
-                return self._completion(flight, nothing, nothing, "abort")
+                return self._completion(flight, list[int](), list[float](), "abort")
             flight.sent = True
             told = await self.server.post(
                 "/inference/v1/generate", self._asked(flight, session), timeout_s=None
@@ -255,9 +193,10 @@ class Front:
         session = self.sessions.pop(session_id, None)
         if session is not None and (flight := session.flight) is not None:
             flight.cancelled = True
-            if flight.sent:
+            while flight.sent and flight.name in self.flights:  # it may not have arrived there yet
                 name = {"request_ids": [ABORTED + flight.name]}
                 await self.server.post("/abort_requests", name, timeout_s=self.settings.call_s)
+                await asyncio.sleep(AGAIN_S)
         return {}
 
     async def abort_all(self) -> None:
@@ -268,7 +207,7 @@ class Front:
                 await self.server.post("/abort_requests", {"request_ids": names}, timeout_s=GRACE_S)
             end = time.monotonic() + GRACE_S / 4
             while self.flights and time.monotonic() < end:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(AGAIN_S)
 
     def _log(self, request: GenerateRequest, completion: Completion) -> None:
         line = {"session_id": request.session_id, "prompt_ids": request.token_ids, "seed": request.seed}
@@ -352,7 +291,7 @@ class Front:
                 known = await self.server.get("/bartleby/counts", timeout_s=self.settings.call_s)
                 if all(ABORTED + name in known or name not in self.flights for name in sent):
                     return
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(AGAIN_S)
 
     # Watching
 
@@ -457,29 +396,6 @@ class Front:
                 )
 
 
-def check_room(settings: Settings) -> None:
-    """Refuse before anything is started what memory cannot hold: the keys and values of one trial.
-
-    Raises:
-        ValueError: one line with name, rule and value.
-    """
-    record = json.loads((Path(settings.policy_dir) / "config.json").read_text())
-    if not all(name in record for name in ("num_hidden_layers", "num_key_value_heads", "head_dim")):
-        return  # another family: the server says what it needs
-    token_bytes = kv_bytes_per_token(
-        attention_layers=record["num_hidden_layers"],
-        kv_heads=record["num_key_value_heads"],
-        head_dim=record["head_dim"],
-        bytes_per_value=4 if settings.dtype == "float32" else 2,
-        tensor_parallel=settings.tensor_parallel,
-    )
-    if (tokens := int(settings.kv_gib * GIB) // token_bytes) < settings.max_context:
-        raise ValueError(
-            f"kv_gib must hold the {settings.max_context} tokens of max_context, "
-            f"got {settings.kv_gib:g} for {tokens}"
-        )
-
-
 def group_cpu_s() -> float:
     """Seconds that the processes of this group have computed, those that live."""
     ticks = 0
@@ -493,83 +409,3 @@ def group_cpu_s() -> float:
         if int(fields[2]) == os.getpgrp():
             ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-async def serve(settings: Settings) -> NoReturn:
-    """Start the server, listen, say so in one JSON line on stdout, serve to the end of the server or of the parent."""
-    scratch = Path(f"{settings.socket_path}.d")
-    scratch.mkdir(parents=True, exist_ok=True)
-    expected = weights_of(Path(settings.policy_dir))
-    check_room(settings)
-    server = Server(settings, scratch)
-    gone = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _parent_gone, gone)
-    starting = asyncio.create_task(server.start())
-    left = asyncio.create_task(gone.wait())
-    await asyncio.wait([starting, left], return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        leave("")
-    starting.result()
-    kv_tokens = kv_tokens_of(await server.get("/metrics", timeout_s=settings.call_s))
-    if kv_tokens < settings.max_context:
-        raise EngineError(
-            f"kv_gib must hold {settings.max_context} tokens of a trial, got room for {kv_tokens}"
-        )
-    await server.post("/init_weight_transfer_engine", {"init_info": {}}, timeout_s=settings.call_s)
-    try:  # 0.32 labels the tokens itself
-        label = {"new_version": str(settings.version)}
-        await server.post("/update_weight_version", label, timeout_s=settings.call_s)
-    except Refused as error:
-        if error.status != 404:
-            raise
-    drop_torn_tail(Path(settings.log_path))
-    with open(settings.log_path, "ab", buffering=0) as log:
-        front = Front(settings, server, expected, log, kv_tokens=kv_tokens)
-        Path(settings.socket_path).unlink(missing_ok=True)
-        listener = await asyncio.start_unix_server(front.talk, settings.socket_path, backlog=1024)
-        described = {"ready": True, "pid": os.getpid(), "token_count": front.vocabulary}
-        longest = runnable_trajectories(engines=1, tokens=kv_tokens, mean_length=settings.max_context)
-        described |= {"kv_tokens": kv_tokens, "longest_trials": longest, "policy_version": settings.version}
-        print(json.dumps({**described, "max_context": settings.max_context}), flush=True)
-        watching = asyncio.create_task(front.watch())
-        await asyncio.wait([front.fault, left], return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        listener.close()
-        if front.fault.done():
-            await asyncio.sleep(WATCH_S / 4)  # for the replies that tell of it
-            leave(front.fault.result())
-        await front.abort_all()
-        await server.end(GRACE_S)
-        leave("")
-
-
-def _parent_gone(gone: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 1 << 16):
-        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-        gone.set()
-
-
-def leave(fault: str) -> NoReturn:
-    """Say in a last line why, where there is a fault, and end the whole group."""
-    if fault:
-        print(json.dumps({"error": fault}), flush=True)
-    sys.stdout.flush()
-    os.killpg(0, signal.SIGKILL)
-    raise AssertionError("a group that is killed ends")
-
-
-def main(values: dict[str, Any]) -> NoReturn:
-    """Serve until there is a reason to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(values.pop("parent"))
-    told: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-    try:
-        asyncio.run(serve(Settings(**told)))
-    except Exception as error:  # noqa: BLE001 - the process's last words
-        told = f"{error}" if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
-        leave(" ".join(told.split()))
-    leave("")
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
