@@ -34,14 +34,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "experiments")]
-
-from plan_cluster import HARDWARE, NODES, Config, drawn  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from benchmarks.figure import draw_frontier  # noqa: E402
 from benchmarks.peers import (  # noqa: E402
@@ -177,10 +176,18 @@ class Alike:
         return fmean(self.workload.trial(task=task, group=-1, sample=i, attempt=0).length for i in range(16))
 
 
+def preset() -> Any:
+    """The script that has the article's cluster; the other parts do without."""
+    if str(ROOT / "experiments") not in sys.path:
+        sys.path.append(str(ROOT / "experiments"))
+    return import_module("plan_cluster")
+
+
 def workload_of(part: str, case: str, seed: int) -> Workload:
     """The trials of a run."""
     if part == "peers":
-        return drawn(Config(seed=seed))
+        plan = preset()
+        return plan.drawn(plan.Config(seed=seed))
     return LognormalWorkload(median=MEDIAN, sigma=SIGMA, shared=CASES[part][case], seed=seed)
 
 
@@ -188,9 +195,10 @@ def cluster_of(part: str, case: str) -> Cluster:
     """The machines of a run."""
     if part == "frontier":
         return TOY_CLUSTER
-    config = Config()
-    return HARDWARE["397b"].cluster(
-        inference_nodes=NODES["397b"][0],
+    plan = preset()
+    config = plan.Config()
+    return plan.HARDWARE["397b"].cluster(
+        inference_nodes=plan.NODES["397b"][0],
         training_nodes=int(CASES[part][case]),
         sync_s=config.sync_s,
         start_s=config.start_s,
