@@ -7,14 +7,13 @@ same for all arms. `ablate_aggregation.py` declares three arms and calls `run` h
 import hashlib
 import json
 import math
-import os
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -84,8 +83,13 @@ class Config:
     vllm: Path | None = None
     """File with the settings of the engine "vllm", as docs/vllm.md says."""
     fleet: Literal["local", "ray"] = "local"
-    """Who runs the trials: processes of this machine, or the nodes of a Ray cluster, that of RAY_ADDRESS or one of its
-    own."""
+    """Where the trials run: on this machine, or on the nodes of a Ray cluster."""
+    ray_address: str | None = None
+    """Of a cluster that runs, for the fleet "ray"; by default one is started on this machine, and ended."""
+    max_starting: int = 16
+    """Trials of a machine whose sandboxes are starting at a time."""
+    starts_per_s: float | None = None
+    """Most trials that are started in a second, by all machines together; by default as many as there is room for."""
     engines: int = 1
     """Engines that sample; a trial stays with the one that had the fewest when it began."""
     engine_restarts: int = 8
@@ -172,7 +176,7 @@ class Config:
         least = {
             **dict.fromkeys(("seed", "seed_held_out", "max_staleness", "max_retries", "save_every"), 0),
             **dict.fromkeys(("seeds", "steps", "groups", "max_running", "tasks", "tasks_held_out"), 1),
-            "engines": 1,
+            **dict.fromkeys(("engines", "max_starting"), 1),
             "engine_restarts": 0,
             **dict.fromkeys(("attempts", "worlds", "token_budget", "turn_tokens", "turns", "threads"), 1),
             **dict.fromkeys(("group_size", "context", "context_held_out"), 2),
@@ -183,6 +187,10 @@ class Config:
         for name in ("max_grad_norm", "delta", "max_ratio", "temperature", "deadline_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        if self.starts_per_s is not None and not self.starts_per_s > 0:
+            raise ValueError(f"starts_per_s must be positive, got {self.starts_per_s}")
+        if self.ray_address is not None and self.fleet != "ray":
+            raise ValueError(f"ray_address goes with the fleet ray, got it with {self.fleet}")
         if not 0 <= self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be finite and not negative, got {self.learning_rate}")
         if self.max_late is not None and not (self.max_late >= 0 and self.late_group == "mask"):
@@ -374,6 +382,8 @@ class Runs:
         config = self.config
         begun = time.monotonic()
         tasks = self._tasks(seed)
+        folders = {str(task.folder.parent.resolve()) for some in tasks.values() for task in some}
+        self.machine.fleet.reach(sorted(folders))
         self.tasks_held_out = len(tasks["eval"])
         recorder = Recorder(
             arm=name,
@@ -451,7 +461,8 @@ class Runs:
         events = self.folder / "events.jsonl"
         if not self.config.resume or not events.exists() or tags not in read_tags(events):
             return None
-        found = find_run(self.folder, checkpoints, tags=tags, name=name, settings=settings, about=about)
+        wanted = {"tags": tags, "name": name, "settings": settings, "about": about, "defaults": DEFAULTS}
+        found = find_run(self.folder, checkpoints, **wanted)
         remove_partial(checkpoints)
         for note in found.notes:
             self.progress.note(note)
@@ -565,7 +576,7 @@ class Runs:
         )
         return {
             "trial_id": trial_id,
-            "task": str(tasks[action.purpose][action.task].folder),
+            "task": str(tasks[action.purpose][action.task].folder.resolve()),
             "policy": str(config.policy.resolve()),
             "sandbox": self.machine.sandbox,
             **({"modal": self.modal} if self.modal else {}),
@@ -593,9 +604,12 @@ class Runs:
 
 def fleet_of(config: Config) -> Callable[..., Fleet]:
     """What makes the fleet of a run."""
+    pace = {"max_starting": config.max_starting, "starts_per_s": config.starts_per_s or math.inf}
     if config.fleet == "local":
-        return LocalFleet
-    return partial(RayFleet, address=os.environ.get("RAY_ADDRESS"), slots=config.max_running)
+        return partial(LocalFleet, **pace)
+    # A cluster's nodes say how many trials they take; the Ray of this machine's own takes all.
+    slots = None if config.ray_address else config.max_running
+    return partial(RayFleet, address=config.ray_address, slots=slots, **pace)
 
 
 def _is_done(found: Found, recorder: Recorder) -> bool:
@@ -633,8 +647,20 @@ def read_tasks(folder: Path | None, *, training: bool = False) -> list[Task]:
     return tasks
 
 
-NOT_ITS_OWN = ("resume", "out", "judge_endpoint", "judge_keys")
-"""Settings that may be others when a run goes on: where it lies, and where its judge is."""
+NOT_ITS_OWN = (
+    *(
+        "resume",
+        "out",
+        "judge_endpoint",
+        "judge_keys",
+        "fleet",
+        "ray_address",
+        "max_starting",
+        "starts_per_s",
+    ),
+    *("engine_restarts", "trainer_s"),
+)
+"""Settings that may be others when a run goes on: where it lies, where trials and judge are, and patience."""
 
 
 def what_matters(
@@ -649,7 +675,12 @@ def what_matters(
     read = {"policy_files": digest_of(config.policy)} | {
         f"{name}_tasks": digest_of_tasks(tasks) for name, tasks in given.items() if tasks
     }
-    return json.loads(json.dumps({**settings, "rules": rules, **read}, default=str))
+    return as_json({**settings, "rules": rules, **read})
+
+
+def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As a file of a run tells them; infinity is null there."""
+    return json.loads(json.dumps(settings, default=str), parse_constant=lambda _: None)
 
 
 def described_rule(rule: Callable[..., Any]) -> str:
@@ -686,6 +717,10 @@ def digest_of_tasks(tasks: Sequence[Task]) -> str:
     return found.hexdigest()[:16]
 
 
+DEFAULTS = as_json({f.name: f.default for f in fields(Config)})
+"""What a run had in a setting that there was not when it was begun."""
+
+
 def check_same(folder: Path, own: Mapping[str, Any]) -> None:
     """Refuses to go on with a run that lives, or with other settings, rules, policy or tasks than it was begun with."""
     if pid := holder(folder):
@@ -694,7 +729,7 @@ def check_same(folder: Path, own: Mapping[str, Any]) -> None:
         before = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"out must be the folder of a run to be resumed, got {folder}: {error}") from None
-    if changed := differences(before, own):
+    if changed := differences({**DEFAULTS, **before}, own):
         raise ValueError(f"a run must go on with its own settings, got others: {changed}")
 
 

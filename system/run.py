@@ -15,12 +15,10 @@ from system.engine import EngineError, RestartRule, Router, RunningEngine, start
 from system.engine.vllm import Settings as VllmSettings
 from system.engine.vllm import start_vllm_engine
 from system.fleet import Fleet
-from system.fleet.choice import FleetChoice, open_fleet
-from system.fleet.local import warm_up
+from system.fleet.local import LocalFleet, warm_up
 from system.sandbox import choose_sandbox, reap, removal
 
 RESTART = RestartRule()
-LOCAL = FleetChoice()
 
 
 class RunError(Exception):
@@ -52,7 +50,6 @@ def machinery(
     restart: RestartRule = RESTART,
     kits: Collection[str] = ("brief",),
     modal: dict[str, Any] | None = None,
-    fleet: FleetChoice = LOCAL,
     vllm: dict[str, Any] | None = None,
     fleet: Callable[..., Fleet] = LocalFleet,
 ) -> Iterator[Machinery]:
@@ -120,7 +117,7 @@ def machinery_with(
         kits: tools that the parent of the trials loads, of `system.fleet.office.KITS`.
         restart: when an engine is given up and started again.
         modal: the fields of `system.sandbox.modal.ModalSettings`, for that sandbox; each trial's spec needs them too.
-        fleet: LocalFleet, or another that takes the same.
+        fleet: LocalFleet, or another that takes the same; where its trials run, the policy and the engines must be.
     """
     own = run_folder()
     remove_dead_runs(own.parent)

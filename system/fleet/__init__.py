@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 __all__ = ["Fleet", "FleetError", "check_spec", "kit_of", "lifetime_s", "lost"]
@@ -54,6 +54,14 @@ class Fleet(Protocol):
     @property
     def running(self) -> frozenset[str]:
         """Ids of the trials that were started and not yet returned."""
+        ...
+
+    def reach(self, needed: Sequence[str]) -> None:
+        """See whether the trials will have these where they run: absolute paths of files and sockets, and URLs.
+
+        Raises:
+            FleetError: some will not.
+        """
         ...
 
     def start(self, spec: dict[str, Any]) -> None:

@@ -105,6 +105,9 @@ class LocalFleet:
             raise FleetError("the fleet has no parent process")
         return self._parent.pid
 
+    def reach(self, needed: Sequence[str]) -> None:
+        """The trials run where the caller does, and have what it has."""
+
     def start(self, spec: dict[str, Any]) -> None:
         """Start a trial.
 
