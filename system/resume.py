@@ -61,6 +61,7 @@ def find_run(
     name: str,
     settings: Settings,
     about: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Found:
     """Where a killed run stood.
 
@@ -71,6 +72,7 @@ def find_run(
         name: that begins its trial ids.
         settings: what the schedule would be given now.
         about: what the checkpoint would be told of now.
+        defaults: of that, where the checkpoint was told nothing of it.
 
     Raises:
         RunError: the settings differ, the checkpoint is of a run with others, or the journal is not what the reducer
@@ -90,7 +92,7 @@ def find_run(
     known = {*state.saved, *([state.trained] if state.saving else [])}
     checkpoint, notes = last_checkpoint(checkpoints, known=known)
     version = checkpoint.version if checkpoint else 0
-    if checkpoint and (changed := differences(checkpoint.about, about or {})):
+    if checkpoint and (changed := differences({**(defaults or {}), **checkpoint.about}, about or {})):
         raise RunError(f"checkpoint {checkpoint.folder} must be of this run, got one of another: {changed}")
     kept, lines = _kept(state), {}
     for line in lines_of(folder / "trajectories.jsonl", tags):

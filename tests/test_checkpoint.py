@@ -236,6 +236,15 @@ def test_other_settings_or_rules_are_refused_by_name(
     assert told in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_setting_that_there_was_not_was_at_its_default(tmp_path: Path) -> None:
+    before = what_matters(Config(), {}, {})
+    del before["max_ratio"]
+    write_json(tmp_path / "config.json", before)
+    check_same(tmp_path, what_matters(Config(), {}, {}))
+    with pytest.raises(ValueError, match="max_ratio was 5.0, is 3.0"):
+        check_same(tmp_path, what_matters(Config(max_ratio=3.0), {}, {}))
+
+
 def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
     policy = tmp_path / "policy"
     policy.mkdir()
