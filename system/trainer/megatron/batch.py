@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
-from core.context import share
+from core.context import Share, share
 from core.pack import plan
 from system.model import rope_tables
 from system.trainer.megatron.attention import Segments
@@ -20,133 +21,131 @@ from system.trainer.step import StepRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRow:
+    """A row with a trained token, and where those are.
+
+    Args:
+        index: its place in the step.
+        trained: places of the trained tokens, as a tensor on the CPU.
+        length: inputs up to the one that predicts the last of them.
+        weight: one per trained token, of the whole step.
+    """
+
+    row: StepRow
+    index: int
+    trained: Tensor
+    length: int
+    weight: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     """What one forward computes on this rank.
 
     Args:
         token_ids: [1, T], the tokens of this context rank, padding included.
-        places: (row, token) of each label that is here.
+        row, place: of each label that is here, on the CPU.
         tokens: without padding, over all context ranks.
     """
 
     token_ids: Tensor
     segments: Segments
     labels: Labels
-    places: tuple[tuple[int, int], ...]
+    row: Tensor
+    place: Tensor
     tokens: int
 
 
 class Batches:
-    """Makes micro-batches; keeps the tables of the rotary embedding."""
+    """Makes micro-batches one after the other, so that the next is made while the GPU computes."""
 
     def __init__(self, shape: Shape, parallel: Parallel, *, token_budget: int, device: torch.device) -> None:
         self.shape, self.parallel, self.token_budget, self.device = shape, parallel, token_budget, device
         self.dtype = torch.float32 if parallel.dtype == "float32" else torch.bfloat16
         self._tables = rope_tables(shape.base, 1, device=device)
 
-    def of_step(
-        self, rows: Sequence[StepRow], weight: Sequence[Tensor], *, data_rank: int, data_ranks: int
-    ) -> list[MicroBatch]:
-        """This data rank's micro-batches, as many as every other has; `weight` holds one per trained token.
-
-        Args:
-            rows: of the whole step, each with a trained token.
-        """
+    def planned(
+        self, rows: Sequence[LiveRow], *, data_rank: int, data_ranks: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """Places of the rows in this data rank's micro-batches; every rank has as many of those."""
         base = self.shape.base
-        trained = [[t for t, on in enumerate(row.loss_mask) if on] for row in rows]
-        planned = plan(
-            [own[-1] for own in trained],
+        return plan(
+            [row.length for row in rows],
             token_budget=self.token_budget,
             ranks=data_ranks,
             per_token=2.0 * self.shape.active_parameters,
             per_square=2.0 * base.num_hidden_layers * base.num_attention_heads * base.head_dim,
-        )
-        return [self._micro_batch(rows, trained, weight, places) for places in planned[data_rank]]
+        )[data_rank]
 
-    def _micro_batch(
-        self,
-        rows: Sequence[StepRow],
-        trained: list[list[int]],
-        weight: Sequence[Tensor],
-        chosen: Sequence[int],
-    ) -> MicroBatch:
-        """Inputs of each row only as far as its last label needs. No row at all is one token without a label."""
-        lengths = [trained[row][-1] for row in chosen]
+    def made(self, rows: Sequence[LiveRow], planned: Sequence[Sequence[int]]) -> Iterator[MicroBatch]:
+        """Each micro-batch when it is asked for."""
+        return (self._micro_batch([rows[place] for place in places]) for places in planned)
+
+    def _micro_batch(self, rows: list[LiveRow]) -> MicroBatch:
+        """No row at all is one token without a label: the others wait for this rank."""
         own = share(
-            lengths or [1],
+            [row.length for row in rows] or [1],
             ranks=self.parallel.context,
             rank=parallel_state.get_context_parallel_rank(),
             multiple=self.parallel.tensor if self.parallel.sequence else 1,
         )
-        flat = torch.zeros(sum(own.padded), dtype=torch.long)
-        before, places = [], []
-        for row, start, length in zip(chosen, _starts(own.padded), lengths):  # none of both for a dummy
-            flat[start : start + length] = torch.tensor(rows[row].token_ids[:length])
-            before += [start + t - 1 for t in trained[row]]
-            places += [(row, t) for t in trained[row]]
+        starts = [0, *accumulate(own.padded)]
+        flat = torch.zeros(starts[-1], dtype=torch.long)
+        for row, start in zip(rows, starts):
+            flat[start : start + row.length] = torch.tensor(row.row.token_ids[: row.length])
         take = torch.tensor(own.take)
         here = torch.full((len(flat),), -1).index_copy(0, take, torch.arange(len(take)))
-        before = here[torch.tensor(before, dtype=torch.long)]
+        none = torch.zeros(0, dtype=torch.long)
+        before = torch.cat([none, *(start + row.trained - 1 for row, start in zip(rows, starts))])
+        before = here[before]
         kept = before >= 0
         return MicroBatch(
-            token_ids=flat[take][None].to(self.device),
-            segments=self._segments(own.position, own.query_length, own.key_length, own.key),
-            labels=self._labels(rows, weight, chosen, places, before, kept),
-            places=tuple(place for place, on in zip(places, kept.tolist(), strict=True) if on),
-            tokens=sum(lengths),
+            token_ids=self._send(flat[take][None]),
+            segments=self._segments(own),
+            labels=self._labels(rows, before, kept),
+            row=torch.cat([none, *(torch.full_like(row.trained, row.index) for row in rows)])[kept],
+            place=torch.cat([none, *(row.trained for row in rows)])[kept],
+            tokens=sum(row.length for row in rows),
         )
 
-    def _labels(
-        self,
-        rows: Sequence[StepRow],
-        weight: Sequence[Tensor],
-        chosen: Sequence[int],
-        places: list[tuple[int, int]],
-        before: Tensor,
-        kept: Tensor,
-    ) -> Labels:
-        def here(values: list, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.tensor(values, dtype=dtype)[kept].to(self.device)
+    def _labels(self, rows: list[LiveRow], before: Tensor, kept: Tensor) -> Labels:
+        def here(values: list[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+            return self._send(torch.cat([torch.zeros(0, dtype=dtype), *values])[kept])
 
-        weights = torch.cat([weight[row] for row in chosen]) if chosen else torch.zeros(0)
         return Labels(
-            before=before[kept].to(self.device),
-            label=here([rows[row].token_ids[t] for row, t in places], torch.long),
+            before=self._send(before[kept]),
+            label=here([torch.tensor(row.row.token_ids)[row.trained] for row in rows], torch.long),
             field=(
-                here([rows[row].rollout_logprob[t] for row, t in places]),
-                here([rows[row].advantage for row, _ in places]),
-                weights[kept].to(self.device),
+                here([torch.tensor(row.row.rollout_logprob)[row.trained] for row in rows]),
+                here([torch.full(row.trained.shape, float(row.row.advantage)) for row in rows]),
+                here([row.weight for row in rows]),
             ),
         )
 
-    def _segments(
-        self,
-        position: Sequence[int],
-        query_length: tuple[int, ...],
-        key_length: tuple[int, ...],
-        key: Sequence[int],
-    ) -> Segments:
-        cosine, sine = self._rotation(max(position) + 1)
-        place = torch.tensor(position, device=self.device)
+    def _segments(self, own: Share) -> Segments:
+        position = self._send(torch.tensor(own.position))
+        cosine, sine = self._rotation(max(own.key_length))
         return Segments(
-            cosine=cosine[place][:, None].to(self.dtype),
-            sine=sine[place][:, None].to(self.dtype),
-            query_length=query_length,
-            key_length=key_length,
-            query_end=self._ends(query_length),
-            key_end=self._ends(key_length),
-            key=torch.tensor(key, device=self.device) if key else None,
+            cosine=cosine[position][:, None].to(self.dtype),
+            sine=sine[position][:, None].to(self.dtype),
+            query_length=own.query_length,
+            key_length=own.key_length,
+            query_end=self._ends(own.query_length),
+            key_end=self._ends(own.key_length),
+            key=self._send(torch.tensor(own.key)) if own.key else None,
             ranks=parallel_state.get_context_parallel_group(),
         )
 
     def _ends(self, lengths: Sequence[int]) -> Tensor:
-        return torch.tensor([0, *lengths]).cumsum(0).to(self.device, torch.int32)
+        return self._send(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32))
 
     def _rotation(self, length: int) -> tuple[Tensor, Tensor]:
         if len(self._tables[0]) < length:
             self._tables = rope_tables(self.shape.base, length, device=self.device)
         return self._tables
 
-
-def _starts(padded: Sequence[int]) -> list[int]:
-    return [sum(padded[:row]) for row in range(len(padded))]
+    def _send(self, value: Tensor) -> Tensor:
+        """To where the model is, without waiting for what is computed there."""
+        if self.device.type == "cpu":
+            return value
+        return value.pin_memory().to(self.device, non_blocking=True)

@@ -26,8 +26,19 @@ def load(folder: Path, model: nn.Module, optimizer: Any) -> None:
     """Take what `save` wrote."""
     found = dist_checkpointing.load(_state(model, optimizer, is_loading=True), str(folder))
     model.load_state_dict(found["model"])
+    for one in optimizer.chained_optimizers:
+        _leave_step(one)
     optimizer.load_state_dict(found["optimizer"])
-    optimizer.reload_model_params() if not hasattr(optimizer, "chained_optimizers") else None
+
+
+def _leave_step(optimizer: Any) -> None:
+    """Torch's AdamW keeps its step as a tensor, which Megatron takes elsewhere but then misses here."""
+    if not hasattr(optimizer, "_set_main_param_and_optimizer_states"):
+        return
+    inner = type(optimizer)._set_main_param_and_optimizer_states
+    optimizer._set_main_param_and_optimizer_states = lambda param, tensors: inner(
+        optimizer, param, {"step": None, **tensors}
+    )
 
 
 def _state(model: nn.Module, optimizer: Any, *, is_loading: bool) -> dict[str, Any]:

@@ -165,8 +165,8 @@ def block_spec(shape: Shape, config: TransformerConfig) -> TransformerBlockSubmo
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=Norm)
 
 
-def build(shape: Shape, parallel: Parallel, *, on_gpu: bool) -> DistributedDataParallel:
-    """The model of this rank in Megatron's data-parallel wrapper; its weights hold no values yet."""
+def decoder(shape: Shape, parallel: Parallel, *, on_gpu: bool) -> GPTModel:
+    """The model of this rank; its weights hold no values yet."""
     check_sizes(shape, parallel)
     config = transformer_config(shape, parallel, on_gpu=on_gpu)
     model = GPTModel(
@@ -179,19 +179,19 @@ def build(shape: Shape, parallel: Parallel, *, on_gpu: bool) -> DistributedDataP
         share_embeddings_and_output_weights=shape.base.tie_word_embeddings,
         position_embedding_type="none",  # the attention rotates, with the places that come with its segments
     )
-    if on_gpu:
-        model = model.cuda(torch.cuda.current_device())
-    wrapped = DistributedDataParallel(
-        config,
-        DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True,
-            use_distributed_optimizer=parallel.distributed_optimizer,
-            overlap_grad_reduce=False,
-        ),
-        model,
+    return model.cuda(torch.cuda.current_device()) if on_gpu else model
+
+
+def build(shape: Shape, parallel: Parallel, *, on_gpu: bool) -> DistributedDataParallel:
+    """The same in Megatron's data-parallel wrapper, which keeps float32 gradients."""
+    model = decoder(shape, parallel, on_gpu=on_gpu)
+    model.config.finalize_model_grads_func = add_up_gradients
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=parallel.distributed_optimizer,
+        overlap_grad_reduce=False,
     )
-    config.finalize_model_grads_func = add_up_gradients
-    return wrapped
+    return DistributedDataParallel(model.config, settings, model)
 
 
 def add_up_gradients(model: list, num_tokens: object, **groups: object) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from system.policy import save_weights
 from system.trainer.megatron import checkpoint
-from system.trainer.megatron.batch import Batches, MicroBatch
+from system.trainer.megatron.batch import Batches, LiveRow, MicroBatch
 from system.trainer.megatron.convert import take_weights, whole_weights
 from system.trainer.megatron.head import Head, chosen_states, logprob_of, loss_of, no_fusion
 from system.trainer.megatron.network import DTYPES, build
@@ -80,7 +80,6 @@ class MegatronTrainer:
             fuse=fuse,
         )
         self.batches = Batches(shape, parallel, token_budget=token_budget, device=self.device)
-        self._timed: dict[str, float] = {}
 
     def step(self, rows: Sequence[StepRow], *, version: int) -> StepMetrics:
         """One optimizer step from weights `version`; without a trained token the weights stay as they are.
@@ -114,16 +113,10 @@ class MegatronTrainer:
         self.optimizer.zero_grad()
         names = ("trained_tokens", "loss", "out_of_region", "unusable", "entropy", "mismatch")
         told = torch.zeros(len(names), dtype=torch.float64, device=self.device)
-        batches = self._plan(rows)
-        if batches:
-            self._run(batches, partial(self._loss, told))
-        speaks = (
-            parallel_state.is_pipeline_last_stage() and not parallel_state.get_tensor_model_parallel_rank()
-        )
-        forward = (
-            sum(batch.tokens for batch in batches) if parallel_state.get_context_parallel_rank() == 0 else 0
-        )
-        own = told.tolist() + [float(forward)] if speaks else [0.0] * (len(names) + 1)
+        forward = self._run(rows, partial(self._loss, told))
+        last, first = parallel_state.is_pipeline_last_stage(), parallel_state.get_context_parallel_rank() == 0
+        speaks = last and parallel_state.get_tensor_model_parallel_rank() == 0
+        own = [*told.tolist(), float(forward if first else 0)] if speaks else [0.0] * (len(names) + 1)
         total = torch.tensor([*own, time.process_time()], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return dict(zip((*names, "forward_tokens", "cpu_s"), total.tolist(), strict=True))
@@ -132,11 +125,8 @@ class MegatronTrainer:
     def logprob(self, rows: Sequence[StepRow]) -> list[list[float]]:
         """Log-probability of every trained token under the present weights; 0.0 elsewhere."""
         told = [[0.0] * len(row.token_ids) for row in rows]
-        live = [i for i, row in enumerate(rows) if any(row.loss_mask)]
         found: list[tuple[int, int, float]] = []
-        batches = self._plan(rows)
-        if batches:
-            self._run(batches, partial(self._logprob, found, live), forward_only=True)
+        self._run(rows, partial(self._logprob, found), forward_only=True)
         everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, found)
         for row, t, value in (one for part in everywhere for one in part):
@@ -169,29 +159,46 @@ class MegatronTrainer:
         """Take weights and optimizer state that `save` wrote, by whatever sizes it was shared then."""
         checkpoint.load(Path(folder), self.model.module, self.optimizer)
 
-    def _plan(self, rows: Sequence[StepRow]) -> list[MicroBatch]:
-        live = [row for row in rows if any(row.loss_mask)]
+    def _live(self, rows: Sequence[StepRow]) -> list[LiveRow]:
+        """The rows that have a trained token, with the weights of all of them."""
+        trained = [torch.tensor(row.loss_mask, dtype=torch.bool).nonzero().squeeze(1) for row in rows]
+        live = [index for index, own in enumerate(trained) if len(own)]
         if not live:
             return []
-        repeats = torch.tensor([sum(row.loss_mask) for row in live])
+        repeats = torch.tensor([len(trained[index]) for index in live])
         row_id = torch.arange(len(live)).repeat_interleave(repeats)
-        group_id = torch.tensor([row.group_id for row in live]).repeat_interleave(repeats)
+        group_id = torch.tensor([rows[index].group_id for index in live]).repeat_interleave(repeats)
         mask = torch.ones_like(row_id, dtype=torch.bool)
         weight = self.weight_function(mask, row_id, group_id, dtype=torch.float32).split(repeats.tolist())
-        return self.batches.of_step(
+        return [
+            LiveRow(row=rows[i], index=i, trained=trained[i], length=int(trained[i][-1]), weight=own)
+            for i, own in zip(live, weight, strict=True)
+        ]
+
+    def micro_batches(self, rows: Sequence[StepRow]) -> tuple[int, Iterator[MicroBatch]]:
+        """How many micro-batches this rank has of a step, and each when it is asked for."""
+        live = self._live(rows)
+        planned = self.batches.planned(
             live,
-            weight,
             data_rank=parallel_state.get_data_parallel_rank(),
             data_ranks=parallel_state.get_data_parallel_world_size(),
         )
+        return len(planned), self.batches.made(live, planned)
 
-    def _run(
-        self, batches: list[MicroBatch], end: Callable[..., Tensor], *, forward_only: bool = False
-    ) -> None:
-        """All micro-batches forward and, unless told otherwise, backward, in the order of Megatron's schedule."""
+    def _run(self, rows: Sequence[StepRow], end: Callable[..., Tensor], *, forward_only: bool = False) -> int:
+        """All micro-batches forward and, unless told otherwise, backward, in the order of Megatron's schedule.
+
+        The tokens of this rank's micro-batches.
+        """
+        count, batches = self.micro_batches(rows)
+        tokens = 0
+        if count == 0:
+            return tokens
 
         def forward(iterator: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Callable[..., Any]]:
+            nonlocal tokens
             batch = next(iterator)
+            tokens += batch.tokens
             output = model(
                 input_ids=batch.token_ids,
                 position_ids=None,
@@ -204,13 +211,14 @@ class MegatronTrainer:
 
         get_forward_backward_func()(
             forward_step_func=forward,
-            data_iterator=iter(batches),
+            data_iterator=batches,
             model=[self.model],
-            num_microbatches=len(batches),
-            seq_length=batches[0].token_ids.shape[1],  # not read: lengths vary
+            num_microbatches=count,
+            seq_length=1,  # not read: lengths vary
             micro_batch_size=1,
             forward_only=forward_only,
         )
+        return tokens
 
     def _loss(self, told: Tensor, hidden: Tensor, weight: Tensor, batch: MicroBatch) -> Tensor:
         """0 with the gradient of the micro-batch's loss; its sums are added to `told`."""
@@ -220,16 +228,11 @@ class MegatronTrainer:
         return loss_of(chosen, weight, self.shape.base.token_count, labels, self.head, add)
 
     def _logprob(
-        self,
-        found: list[tuple[int, int, float]],
-        live: list[int],
-        hidden: Tensor,
-        weight: Tensor,
-        batch: MicroBatch,
+        self, found: list[tuple[int, int, float]], hidden: Tensor, weight: Tensor, batch: MicroBatch
     ) -> Tensor:
         chosen = chosen_states(hidden, batch.labels, sequence=self.parallel.sequence)
         told = logprob_of(chosen, weight, self.shape.base.token_count, batch.labels, self.head).logprob
-        found += [(live[row], t, value) for (row, t), value in zip(batch.places, told.tolist(), strict=True)]
+        found += zip(batch.row.tolist(), batch.place.tolist(), told.tolist(), strict=True)
         return hidden.new_zeros(())
 
     def _slope(self, logprob: Tensor, rollout_logprob: Tensor, advantage: Tensor, weight: Tensor) -> Tensor:
