@@ -359,3 +359,19 @@ def ended(start: StartTrial, score: float | None, oldest: int, newest: int) -> T
         version_min=oldest,
         version_max=newest,
     )
+
+
+def most_matched(wanted: Sequence[Sequence[tuple[int, int]]]) -> int:
+    """How many can have one of the places that they want, each place being one's: by augmenting paths."""
+    owner: dict[tuple[int, int], int] = {}
+
+    def settled(one: int, tried: set[tuple[int, int]]) -> bool:
+        for place in wanted[one]:
+            if place not in tried:
+                tried.add(place)
+                if place not in owner or settled(owner[place], tried):
+                    owner[place] = one
+                    return True
+        return False
+
+    return sum(settled(one, set()) for one in range(len(wanted)))

@@ -254,6 +254,25 @@ def test_train_takes_the_oldest_ready_groups_if_they_fill_a_batch(ready: list[bo
 
 
 @given(
+    st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=7),
+    st.integers(1, 2),
+    st.integers(0, 3),
+    st.sampled_from([None, 0, 1, 2]),
+)
+def test_train_waits_exactly_when_any_plan_leaves_more_groups_too_old_than_may(
+    rows: list[tuple[int, bool]], batch: int, lag: int, most: int | None
+) -> None:
+    policy = replace(POLICY, batch_groups=batch, max_staleness=lag, late_group="mask", max_late=most)
+    groups = [group(n, v, v, status="valid" if r else "running", ready=r) for n, (v, r) in enumerate(rows)]
+    _, actions = train(policy, state_of(*groups))
+    chosen = sorted((one for one in groups if one.ready), key=lambda one: (one.born, one.group_id))[:batch]
+    places = [(version, k) for version in range(4, 8) for k in range(batch)]
+    left = [[p for p in places if p[0] - one.born <= lag] for one in groups if one not in chosen]
+    late = len(left) - oracle.most_matched(left)
+    assert bool(actions) == (len(chosen) == batch and (most is None or late <= most))
+
+
+@given(
     st.lists(st.tuples(st.sampled_from(["train", "eval"]), st.integers(0, 2)), max_size=4), st.integers(1, 12)
 )
 def test_fill_starts_evaluation_first_then_the_oldest_group_then_a_new_one(
