@@ -387,7 +387,7 @@ def job(part: str, steps: int, skip: int, what: tuple[str, str, int]) -> Row:
     return row
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print the tables, keep them and draw the frontier."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -402,7 +402,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[128, 512, 1_024, 4_096])
     parser.add_argument("--events", type=int, default=10_000, help="about so many are timed")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if not 5 <= options.skip < options.steps:
         parser.error(f"skip must lie between 5 and steps {options.steps}, got {options.skip}")
     if any(n < 32 for n in options.running):
