@@ -149,8 +149,8 @@ def test_a_cluster_that_cannot_be_is_refused(changes: dict[str, float], told: st
         (["--sigma", "nan"], "sigma must be finite and not negative, got nan"),
         (["--sync-s", "inf"], "sync_s must be finite and not negative, got inf"),
         (["--sampled-share", "2"], "sampled_share must lie above 0 and at most at 1, got 2.0"),
-        (["--source", "{file}"], "source must hold recorded trials, got {file}: KeyError: 'outcome'"),
-        (["--out", "{file}"], "out must be a folder, got the file {file}"),
+        (["--from", "{file}"], "from must hold recorded trials, got {file}: KeyError: 'outcome'"),
+        (["--out", "{file}"], "out must be a new folder, got {file} with a file there"),
     ],
 )
 def test_a_plan_refuses_bad_options_in_one_line(tmp_path: Path, options: list[str], told: str):
@@ -187,7 +187,7 @@ def test_the_plan_of_the_articles_cluster_derives_its_figures(tmp_path: Path):
     ]
     done = subprocess.run([*script, "--out", str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "admits 1,024 trajectories" in done.stdout
+    assert "1,024 trajectories" in done.stdout and "300 trajectories" in done.stdout
     plan = json.loads((tmp_path / "plan.json").read_text())
     (article,) = [s for s in plan["splits"] if (s["inference_nodes"], s["training_nodes"]) == (12, 8)]
     assert article["runnable"] == 300

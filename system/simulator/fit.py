@@ -34,6 +34,8 @@ def fitted(runs: Sequence[Measured]) -> Cluster:
     - trial_load: the CPU share of those trials that had most of it (one in twenty has more)
     - start_s, verify_s: means over the trials, of their work where cores are shared
     - sync_s: mean, at the speed that the trainer had
+    - cores: with which runs like these take as long as they took, and not more than there are; what else went on on the
+      machine, and what no part tells of, is in them
     """
     if not runs:
         raise ValueError("runs must be at least one, got none")
@@ -43,17 +45,35 @@ def fitted(runs: Sequence[Measured]) -> Cluster:
     engine = engine_rates(runs, shared=shared)
     trainer, speed = trainer_rates(runs, shared=shared)
     syncs = [seconds for run in runs for seconds in run.sync_s]
-    return Cluster(
+    found = Cluster(
         engines=runs[0].engines,
         **engine,
         prefill_stops=1.0,
         **trainer,
         sync_s=fmean(syncs) * speed if syncs else 0.0,
-        cores=runs[0].cores - fmean(driver_load(run) for run in runs) if shared else math.inf,
+        cores=runs[0].cores,
         trial_load=load,
         start_s=fmean(trial.start_s * share for trial, share in trials),
         verify_s=fmean(trial.end_s * share for trial, share in trials),
     )
+    return replace(found, cores=cores_of(runs, found)) if shared else found
+
+
+def cores_of(runs: Sequence[Measured], cluster: Cluster, *, rounds: int = 5) -> float:
+    """With how many cores runs like these take as long, all of them together."""
+    alike: dict[Settings, list[Measured]] = defaultdict(list)
+    for run in runs:
+        alike[replace(run.settings, seed=0)].append(run)
+    measured = {settings: pooled(run.figures() for run in same) for settings, same in alike.items()}
+    cores = cluster.cores
+    for _ in range(rounds):
+        there = replace(cluster, cores=cores)
+        took = [
+            math.log(told.steps_per_minute / predicted(settings, there, runs, draws=2).steps_per_minute)
+            for settings, told in measured.items()
+        ]
+        cores = min(cluster.cores, cores * math.exp(fmean(took)))
+    return cores
 
 
 def workload_of(runs: Sequence[Measured], *, load: float, seed: int = 0) -> Recorded:
@@ -101,11 +121,6 @@ def trial_load(runs: Sequence[Measured]) -> float:
     """Share of a core that a trial takes of its own seconds, where it gets it."""
     shares = [t.cpu_s / t.own_s for run in runs for t in run.trials if t.own_s > 0 and t.cpu_s > 0]
     return min(1.0, quantiles(shares, n=20)[-1]) if len(shares) > 1 else 1.0
-
-
-def driver_load(run: Measured) -> float:
-    """Share of a core that the driver takes."""
-    return run.driver_s / max(run.steps[-1].ended_s - run.steps[0].ended_s, 1e-9)
 
 
 def engine_rates(runs: Sequence[Measured], *, shared: bool) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Ran(NamedTuple):
 
 
 class Took(NamedTuple):
-    """An optimizer step: `Took(begun_s=8.0, ended_s=9.5, rows=[310, 295], ages={0: 600.0}, cpu_s=1.4, engine={...})`."""
+    """An optimizer step: `Took(begun_s=8.0, ended_s=9.5, rows=[310], ages={0: 300.0}, cpu_s=1.4, engine={...})`."""
 
     begun_s: float
     ended_s: float
@@ -120,8 +120,10 @@ class Measured:
         """From that JSON."""
         settings = record["settings"]
         trials = [
-            Ran(*told, TrialPlan(prompt, tuple(Turn(*turn) for turn in turns), reward))
-            for *told, (prompt, turns, reward) in record["trials"]
+            Ran(
+                task, begun, ended, start, end, cpu, TrialPlan(prompt, tuple(Turn(*t) for t in turns), reward)
+            )
+            for task, begun, ended, start, end, cpu, (prompt, turns, reward) in record["trials"]
         ]
         steps = [
             Took(begun, ended, rows, {int(age): n for age, n in ages.items()}, cpu, engine)

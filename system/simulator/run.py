@@ -152,7 +152,7 @@ class _Run:
         """Trials that do something themselves."""
         self.sync_begun = 0.0
         self.engine: dict[str, float] = dict.fromkeys(
-            ("steps", "sampled_tokens", "context_tokens", "prefill_tokens", "cpu_s"), 0.0
+            ("steps", "sampled_tokens", "context_tokens", "prefill_tokens", "cpu_s", "busy_s"), 0.0
         )
         self.version = 0
         self.training = self.syncing = False
@@ -214,6 +214,7 @@ class _Run:
             self.stall -= stalled
             self._sampled((work - stalled) / token_s)
             self.engine["cpu_s"] += stalled * cluster.engines + (work - stalled) * busy
+            self.engine["busy_s"] += passed * busy
             self.record.engine_busy_s += passed * busy / cluster.engines
         self.record.running_s += passed * len(self.trials)
         self.now += passed
