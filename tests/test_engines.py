@@ -367,7 +367,7 @@ def test_a_run_goes_on_when_its_only_engine_is_killed_in_training_and_in_the_eva
     ) as run:
         for purpose in ("train", "eval"):
             kill_engine_at(run, folder, purpose)
-        output, _ = run.communicate(timeout=240)
+        output, _ = run.communicate(timeout=600)
     assert run.returncode == 0, output
     assert output.count("it is started again") == output.count("is back after") == 2
     trials = list(read_jsonl(folder / "trajectories.jsonl"))
@@ -387,7 +387,7 @@ def test_a_run_goes_on_when_its_only_engine_is_killed_in_training_and_in_the_eva
 
 def kill_engine_at(run: subprocess.Popen[str], folder: Path, purpose: str) -> None:
     """Kill the engine of a run once a trial of this purpose has ended."""
-    told, deadline = folder / "trajectories.jsonl", time.monotonic() + 200
+    told, deadline = folder / "trajectories.jsonl", time.monotonic() + 600
     while not told.exists() or f'"purpose":"{purpose}"' not in told.read_text():
         assert run.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
