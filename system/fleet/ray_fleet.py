@@ -27,8 +27,10 @@ RESOURCE = "trials"
 """Of a Ray node: how many trials it takes at a time, as in `ray start --resources '{"trials": 64}'`."""
 
 FOLDER = "bartleby-ray-"
-"""Begins the name of the folder of a Ray that a process started for itself; its pid follows. Sockets are in there, so
-that the folder's path must be short."""
+"""Begins the name of the folder of a Ray that a process started for itself; its pid follows."""
+
+LONGEST_FOLDER = 14
+"""Characters of the folder above it: sockets are below, and no path of one may have more than 107."""
 
 SPARE_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 """A worker that ends must not take the parent of its trials with it, which then could not clear up after them."""
@@ -233,7 +235,7 @@ class RayFleet:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         _remove_dead()
-        self._own = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-")
+        self._own = tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=_short_folder())
         try:
             if address is not None:
                 self._ray.init(address=address, **quiet)
@@ -394,9 +396,15 @@ class RayFleet:
         return True
 
 
+def _short_folder() -> str:
+    """The folder of temporary files, where its path is short enough."""
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= LONGEST_FOLDER else "/tmp"
+
+
 def _remove_dead() -> None:
     """Remove what the Ray of a process left that was killed before it could."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+    for folder in Path(_short_folder()).glob(f"{FOLDER}*-*"):
         pid = folder.name.removeprefix(FOLDER).partition("-")[0]
         if folder.stat().st_uid == os.getuid() and not Path("/proc", pid).exists():
             shutil.rmtree(folder, ignore_errors=True)

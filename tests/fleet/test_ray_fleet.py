@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -204,7 +205,7 @@ fleet.close()
 def test_the_ray_that_a_fleet_starts_for_itself_goes_with_it(
     scratch: Path, tmp_path: Path, killed: bool
 ) -> None:
-    temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+    temporary = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
     spec = {"folder": f"{scratch}", "notes": f"{tmp_path}", "wait": killed}
     spec |= {"action": "linger", "for_s": 1000 if killed else 1.0}
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": f"{temporary}"}
@@ -228,6 +229,7 @@ def test_the_ray_that_a_fleet_starts_for_itself_goes_with_it(
         remove = "from system.fleet.ray_fleet import _remove_dead; _remove_dead()"
         subprocess.run([sys.executable, "-c", remove], env=environment, check=True, timeout=60)
     assert list(temporary.glob("bartleby-ray-*")) == []
+    shutil.rmtree(temporary)
 
 
 def test_a_fleet_without_nodes_gives_up_after_its_patience(
