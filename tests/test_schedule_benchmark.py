@@ -24,7 +24,7 @@ from benchmarks.peers import (
     SplitAtTheBound,
     Synchronous,
 )
-from benchmarks.schedule import CASES, FRONTIER, TOY, Alike, figures, main
+from benchmarks.schedule import CASES, FRONTIER, TOY, Alike, figures, main, unbeaten
 from core.advantage import leave_one_out_advantage
 from core.schedule import DropGroup, Train, task_at
 from system.simulator import Cluster, LognormalWorkload, Reducer, TrialPlan, Turn, simulate
@@ -258,6 +258,20 @@ def test_a_part_that_is_run_again_replaces_itself_alone(tmp_path: Path, capsys: 
     assert "| 64 |" in told and "| 32 |" not in told and told.count("| synchronous |") == len(CASES["peers"])
     main(["--parts", *out])
     assert capsys.readouterr().out.strip().endswith(told.strip())
+
+
+def test_a_rule_is_beaten_by_one_that_is_as_good_in_all_and_better_in_one():
+    def row(rule: str, idle: float, stale: float, early: float) -> dict[str, Any]:
+        return {"rule": rule, "idle": idle, "stale": stale, "early": early}
+
+    rows = [
+        row("a", 0.1, 0.0, 0.9),
+        row("b", 0.1, 0.0, 1.2),
+        row("c", 0.0, 0.3, 0.7),
+        row("d", 0.2, 0.3, 0.7),
+    ]
+    assert unbeaten(rows) == ["a", "c"]
+    assert unbeaten([*rows, row("a", 0.3, 0.0, 0.9)]) == ["a", "b", "c"]
 
 
 def test_the_benchmark_runs_as_a_module_too():
