@@ -58,9 +58,9 @@ def _step(settings: Settings, state: State, batch: list[Group]) -> Step:
 
 
 def _orders(settings: Settings, state: State) -> tuple[str, ...]:
-    """The order that is asked for; where one waits for the late, oldest first is the order that always can go on."""
+    """The order that is asked for; where that would leave too many too old, oldest first goes on in the end."""
     asked = "admission" if state.trained < settings.in_order_steps else settings.order
-    return (asked, "oldest") if asked == "completion" and _late_allowed(settings) < math.inf else (asked,)
+    return (asked, "oldest") if asked == "completion" else (asked,)
 
 
 def _late_allowed(settings: Settings) -> float:

@@ -327,6 +327,14 @@ def test_a_running_sample_is_no_older_than_the_weights_it_started_from(world):
         assert {g.ready for g in state.groups.values() if g.purpose == "eval"} <= {0}
 
 
+@given(world=worlds(requeue_stale=True))
+def test_no_group_is_drawn_before_a_trial_of_it_starts(world):
+    world.run()
+    for state in world.states:
+        groups = [g for g in state.groups.values() if g.purpose == "train"]
+        assert all(any(s.status != "waiting" or s.attempt for s in g.samples) for g in groups)
+
+
 @given(world=worlds(max_zero_variance=4))
 def test_dropped_groups_are_counted_anew_after_every_step(world):
     world.run()
