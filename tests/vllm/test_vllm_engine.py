@@ -28,6 +28,7 @@ from system.engine import Completion, EngineClient, EngineError, GenerateRequest
 from system.engine.client import frame
 from system.engine.vllm import probe, start_vllm_engine
 from system.engine.vllm.engine import VllmEngine
+from system.engine.vllm.sending import Sender
 from system.model import Qwen3
 from system.policy import load_policy, save_weights
 
@@ -146,6 +147,16 @@ def test_tokens_and_logprobs_are_those_of_the_policy(engine: VllmEngine):
         assert set(one.policy_version) == {0}
         assert gap(one, was.token_ids, START, temperature=temperature) < TOLERANCE
         assert one.logprob == torch.tensor(one.logprob).tolist()  # each a float32 value, exactly
+
+
+def test_more_requests_and_longer_prompts_than_go_in_at_once_are_all_served(engine: VllmEngine):
+    asked = [request(f"many-{n}", prompt(500 + n, 100 + n), max_tokens=8) for n in range(12)]
+    with under_way(engine, asked) as futures:
+        done = [future.result(LONG_S) for future in futures]
+    for one, was in zip(done, asked, strict=True):
+        assert one.finish_reason == "length" and gap(one, was.token_ids, START) < TOLERANCE
+    stats = engine.stats()
+    assert stats["preemptions"] == 0 and stats["kv_reserved_tokens"] == 0 and stats["waiting"] == 0
 
 
 def test_logprobs_are_those_of_the_distribution_that_was_sampled_from(engine: VllmEngine):
@@ -359,12 +370,39 @@ def test_a_server_killed_in_the_middle_of_a_request_is_one_line_and_comes_back(e
     fault = engine.fault(LONG_S)
     assert fault.startswith("vllm must be running, got exit code -9") and "\n" not in fault
     assert engine.fault(0.0) == fault
+    # It comes back with another backend, since a start takes a minute and the tests below want that one.
+    engine._values["backend"] = "gloo"
     engine.restart()
     assert engine.fault(0.0) == ""
     client, ids = engine.client(), prompt(30, 80)
     done = client.generate(request("back", ids))
     assert set(done.policy_version) == {0} and gap(done, ids, START) < TOLERANCE
     client.close()
+
+
+def test_a_trainer_broadcasts_its_weights(engine: VllmEngine, tmp_path: Path):
+    sender = Sender("gloo", device="cpu", dtype=torch.float32)
+    ids, states = prompt(20, 90), {version: other(version) for version in (11, 12)}
+    with under_way(engine, [request("sent", ids, max_tokens=900)]) as (future,):
+        for version, state in states.items():
+            before = engine.stats()["sampled_tokens"]
+            wait_for(lambda: engine.stats()["sampled_tokens"] > before + 60, "tokens")  # noqa: B023 - at once
+            engine.update_weights(version, sender.offer(version, state), reset_kv=True)
+        done = future.result(LONG_S)
+    assert set(done.policy_version) == {0, 11, 12} and len(done.token_ids) == 900
+    last = done.policy_version.index(12)
+    assert gap(done, ids, states[12], part=slice(last, None)) < TOLERANCE
+    assert engine.stats()["version_disagreements"] == 0
+    offered = sender.offer(13, {k: v for k, v in states[12].items() if k != "model.norm.weight"})
+    for weights, told in (
+        (offered, "must cover the policy exactly, got missing: model.norm.weight$"),
+        (offered.replace("/13", "/14"), "refuses: ValueError: version of the weights must be 13, got 14$"),
+        (written(tmp_path, START), "^ValueError: weights must come by gloo, the engine's backend, got /"),
+    ):
+        with pytest.raises(EngineError, match=told):
+            engine.update_weights(14 if weights.endswith("/14") else 13, weights, reset_kv=False)
+    assert engine.fault(0.0) == "" and engine.stats()["policy_version"] == 12
+    sender.close()
 
 
 def test_a_server_that_hangs_is_ended(engine: VllmEngine):

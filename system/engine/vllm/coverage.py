@@ -18,6 +18,9 @@ LARGEST_HEADER = 100_000_000
 FLOATS = {"F32": 4, "BF16": 2, "F16": 2}
 """Dtypes of weights that an engine takes, and bytes of a value."""
 
+TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""The same as torch calls them."""
+
 NAMED = 8
 """So many names of each fault are told."""
 
@@ -96,9 +99,23 @@ def check_weights(come: Mapping[str, Weight], expected: Mapping[str, Weight], *,
         raise ValueError(f"weights of {source} must cover the policy exactly, got {told}")
 
 
-def bytes_of(weights: Mapping[str, Weight]) -> int:
-    """Bytes of all values together."""
-    return sum(math.prod(weight.shape) * FLOATS[weight.dtype] for weight in weights.values())
+def bytes_of(weight: Weight) -> int:
+    """Bytes of its values."""
+    return math.prod(weight.shape) * FLOATS[weight.dtype]
+
+
+def buckets(weights: Mapping[str, Weight], *, most_bytes: int) -> list[list[str]]:
+    """Names in their order, in pieces of so many bytes at most; a weight that is larger is a piece of its own."""
+    found: list[list[str]] = []
+    room = -1
+    for name, weight in weights.items():
+        size = bytes_of(weight)
+        if size > room:
+            found.append([])
+            room = most_bytes
+        found[-1].append(name)
+        room -= size
+    return found
 
 
 def _some(names: list[str]) -> str:

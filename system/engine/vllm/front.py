@@ -21,6 +21,7 @@ from system.engine.asked import check_request, parse_request
 from system.engine.client import HEADER, LARGEST_MESSAGE, frame
 from system.engine.request import Completion, EngineError, FinishReason, GenerateRequest
 from system.engine.vllm.coverage import Weight, check_weights, header_of
+from system.engine.vllm.getting import PACKED, Getting, broadcast_info
 from system.engine.vllm.room import Room
 from system.engine.vllm.server import Server, read_metrics
 from system.engine.vllm.settings import Settings
@@ -65,10 +66,26 @@ class Flight:
 
 
 class Front:
-    """Moves requests from trials to the server, and weights into it."""
+    """Moves requests from trials to the server, and weights into it.
+
+    Args:
+        settings: of the engine.
+        server: that answers.
+        expected: the weights that the policy has.
+        log: gets a line for each reply.
+        kv_tokens: that the server's cache holds.
+        labels: the server tells which weights sampled a token.
+    """
 
     def __init__(
-        self, settings: Settings, server: Server, expected: dict[str, Weight], log: FileIO, *, kv_tokens: int
+        self,
+        settings: Settings,
+        server: Server,
+        expected: dict[str, Weight],
+        log: FileIO,
+        *,
+        kv_tokens: int,
+        labels: bool,
     ) -> None:
         self.settings, self.server, self.expected, self.log = settings, server, expected, log
         self.version, self.kv_tokens = settings.version, kv_tokens
@@ -78,12 +95,18 @@ class Front:
         self.flights: dict[str, Flight] = {}
         self.room = Room(kv_tokens, settings.max_sessions)
         self.updating = asyncio.Lock()
+        self.labels = labels
+        self.trainer: Getting | None = None
         self.epoch = 0
         """Counts the resets of the cache: what was cached before one is never used after."""
         self.numbers = 0
         self.fault: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.counters: dict[str, float] = dict.fromkeys(
-            ("requests", "aborted", "updates", "update_s", "pause_s", "version_disagreements"), 0
+            (
+                *("requests", "aborted", "version_disagreements"),
+                *("updates", "update_s", "pause_s", "transfer_s"),
+            ),
+            0,
         )
         self.busy_s, self.busy_since = 0.0, 0.0
 
@@ -245,12 +268,17 @@ class Front:
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
             raise ValueError(f"version must be a whole number from 0, got {version!r}")
         async with self.updating:
-            check_weights(header_of(Path(path)), self.expected, source=path)
+            source = await self._source(path)
+            come = header_of(Path(path)) if source is None else await source.describe(version)
+            check_weights(come, self.expected, source=path)
             begun = time.monotonic()
             self.room.close()
             try:
-                await self._swap(version, {"path": path}, reset_kv=reset_kv)
-            except (OSError, Refused) as error:
+                if source is not None and not source.met:
+                    await self._meet(source)
+                told = {"path": path} if source is None else self._broadcast(come)
+                await self._swap(version, told, source, reset_kv=reset_kv)
+            except (OSError, Refused, EngineError) as error:
                 told = f"vllm must take the weights of {path}, got {type(error).__name__}: {error}"
                 self.end(told)
                 raise EngineError(told) from error
@@ -260,7 +288,41 @@ class Front:
             self.counters["update_s"] += time.monotonic() - begun
         return {"policy_version": version}
 
-    async def _swap(self, version: int, info: dict[str, Any], *, reset_kv: bool) -> None:
+    async def _source(self, path: str) -> Getting | None:
+        """The trainer that broadcasts; None where the weights are in a file."""
+        kind, split, _ = path.partition("://")
+        if (kind if split else "file") != self.settings.backend:
+            raise ValueError(
+                f"weights must come by {self.settings.backend}, the engine's backend, got {path}"
+            )
+        if not split:
+            return None
+        address = path.rpartition("/")[0]
+        if self.trainer is None or self.trainer.address != address:
+            self.trainer = await Getting.open(address)
+        return self.trainer
+
+    async def _meet(self, source: Getting) -> None:
+        """Make a group of the trainer and the server's workers."""
+        async with asyncio.timeout(self.settings.call_s):
+            world_size = 1 + self.settings.tensor_parallel
+            told = await source.ask({"op": "meet", "world_size": world_size})
+            told |= {"world_size": world_size, "rank_offset": 1}
+            if self.settings.backend == "nccl" and self.labels:  # 0.24 is told at each update
+                told |= PACKED
+            meeting = self.server.post(
+                "/init_weight_transfer_engine", {"init_info": told}, timeout_s=self.settings.call_s
+            )
+            await asyncio.gather(meeting, source.ask(None))
+        source.met = True
+
+    def _broadcast(self, come: dict[str, Weight]) -> dict[str, Any]:
+        packed = PACKED if self.settings.backend == "nccl" and not self.labels else {}
+        return broadcast_info(come) | packed
+
+    async def _swap(
+        self, version: int, info: dict[str, Any], source: Getting | None, *, reset_kv: bool
+    ) -> None:
         post, call_s = self.server.post, self.settings.call_s
         await self._all_arrived()
         paused = time.monotonic()
@@ -272,7 +334,11 @@ class Front:
             for session in self.sessions.values():
                 session.salt = f"{self.epoch}-{version}"
         await post("/start_weight_update", {}, timeout_s=call_s)
-        await post("/update_weights", {"update_info": info}, timeout_s=call_s)
+        taken = time.monotonic()
+        sent = [] if source is None else [source.ask({"op": "send", "version": version})]
+        async with asyncio.timeout(call_s):
+            await asyncio.gather(post("/update_weights", {"update_info": info}, timeout_s=call_s), *sent)
+        self.counters["transfer_s"] += time.monotonic() - taken
         await post("/finish_weight_update", {"weight_version": str(version)}, timeout_s=call_s)
         for name, flight in self.flights.items():
             if (

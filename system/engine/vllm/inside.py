@@ -23,12 +23,14 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def register() -> None:
-    """The backend "file" of weight transfer; and no process outlives the one that started it."""
+    """The backends "file" and "gloo" of weight transfer; and no process outlives the one that started it."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if "file" not in WeightTransferEngineFactory._registry:  # a process may load its plugins twice
-        WeightTransferEngineFactory.register_engine("file", "system.engine.vllm.receiving", "FileTransfer")
+    known = WeightTransferEngineFactory._registry
+    for name, backend in (("file", "FileTransfer"), ("gloo", "GlooTransfer")):
+        if name not in known:  # a process may load its plugins twice
+            WeightTransferEngineFactory.register_engine(name, "system.engine.vllm.receiving", backend)
 
 
 class CountTokens:

@@ -67,16 +67,12 @@ async def serve(settings: Settings) -> NoReturn:
         raise EngineError(
             f"kv_gib must hold {settings.max_context} tokens of a trial, got room for {kv_tokens}"
         )
-    await server.post("/init_weight_transfer_engine", {"init_info": {}}, timeout_s=settings.call_s)
-    try:  # 0.32 labels the tokens itself
-        label = {"new_version": str(settings.version)}
-        await server.post("/update_weight_version", label, timeout_s=settings.call_s)
-    except Refused as error:
-        if error.status != 404:
-            raise
+    if settings.backend == "file":  # a broadcast begins when the trainer is known
+        await server.post("/init_weight_transfer_engine", {"init_info": {}}, timeout_s=settings.call_s)
+    labels = await labelled(server, settings)
     drop_torn_tail(Path(settings.log_path))
     with open(settings.log_path, "ab", buffering=0) as log:
-        front = Front(settings, server, expected, log, kv_tokens=kv_tokens)
+        front = Front(settings, server, expected, log, kv_tokens=kv_tokens, labels=labels)
         Path(settings.socket_path).unlink(missing_ok=True)
         listener = await asyncio.start_unix_server(front.talk, settings.socket_path, backlog=1024)
         described = {"ready": True, "pid": os.getpid(), "token_count": front.vocabulary}
@@ -93,6 +89,18 @@ async def serve(settings: Settings) -> NoReturn:
         await front.abort_all()
         await server.end(GRACE_S)
         leave("")
+
+
+async def labelled(server: Server, settings: Settings) -> bool:
+    """Whether the server labels tokens with their weights itself, as 0.32 does; it is told the first label."""
+    label = {"new_version": str(settings.version)}
+    try:
+        await server.post("/update_weight_version", label, timeout_s=settings.call_s)
+    except Refused as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
 
 
 def _parent_gone(gone: asyncio.Event) -> None:

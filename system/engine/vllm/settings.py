@@ -48,8 +48,8 @@ class Settings:
     """Tokens of a block of the cache: only whole blocks of a common beginning are shared."""
     compiled: bool = False
     """Compile the model and capture graphs: a start of minutes, for speed."""
-    backend: Literal["file", "nccl"] = "file"
-    """How weights come: a safetensors file that every worker reads, or a broadcast from the trainer."""
+    backend: Literal["file", "nccl", "gloo"] = "file"
+    """How weights come: a file that every worker reads, or a broadcast from the trainer (gloo is for the CPU)."""
     threads: int = 1
     """Cores of each worker, on the CPU."""
     version: int = 0
@@ -102,6 +102,11 @@ def command(settings: Settings) -> Sequence[str]:
         *("--enable-prefix-caching", "--no-enable-log-requests", "--disable-uvicorn-access-log"),
         *("--weight-transfer-config", json.dumps({"backend": settings.backend})),
     ]
+    if (
+        settings.device == "cpu"
+    ):  # 0.32 cannot go on with half a prompt there where requests have seeds, and dies
+        most = max(2048, settings.max_context)
+        served += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(most)]
     if settings.device == "cuda":
         served += ["--kv-cache-memory-bytes", str(int(settings.kv_gib * GIB))]
     if not settings.compiled:
