@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
@@ -130,6 +130,7 @@ class Storm:
                 self._ended(self.faults[-1], end)
                 continue
             self.life.look()
+            bury({self.life.pid})
             self._strike(next(deck))
             if time.monotonic() - self.life.heard_at > SILENT_S:
                 self.faults[-1].wrong = f"the journal was silent for {SILENT_S:g} s"
@@ -231,6 +232,7 @@ class Storm:
             return f"{versions[-1].name} damaged"
         events = self.run / "events.jsonl"
         os.truncate(events, events.stat().st_size - self.random.randint(1, 20))
+        self.life.forget_the_last_line()
         return "last line of the journal cut"
 
     def _go_on(self, fault: Fault) -> None:
@@ -363,8 +365,17 @@ def left_behind(temporary: Path, place: Path) -> list[str]:
     """Processes, mounts, sockets and files that are there when the run is over; what is dying gets its time."""
     deadline = time.monotonic() + 20
     while (found := _left(temporary, place)) and time.monotonic() < deadline:
+        bury(set())
         time.sleep(0.1)
     return found
+
+
+def bury(keep: set[int]) -> None:
+    """Waits for orphans that fell to this process and are dead, as init would: the sandbox of one ends only then."""
+    for pid in kernel.children():
+        if pid not in keep:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _left(temporary: Path, place: Path) -> list[str]:

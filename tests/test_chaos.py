@@ -33,6 +33,7 @@ from core.schedule import (
 from system.chaos.audit import AUDITS, History, ledger, read_history, reward_faults, surviving_steps
 from system.chaos.disk import Disk
 from system.chaos.judge import CRITERION, is_met
+from system.chaos.life import Life
 from system.journal import Journal
 from system.loop import trial_ended
 from system.record.metrics import JsonLines
@@ -309,6 +310,24 @@ def test_a_planted_fault_of_another_file_is_found(
     plant(run)
     faults = found(run)
     assert audit in faults and any(told in fault for fault in faults[audit]), faults
+
+
+# A run as it is seen from outside
+
+
+def test_a_journal_that_is_cut_off_and_written_on_is_read_on(tmp_path: Path) -> None:
+    journal, told = tmp_path / "events.jsonl", [f'{{"n":{n},"x":"{"y" * 90}"}}\n' for n in range(3)]
+    life = Life(["true"], [], folder=tmp_path, log=tmp_path, environment={})
+    begun, again = ('{"event":{"type":"%s","version":%d}}\n' % of for of in (("Opened", 0), ("Reopened", 2)))
+    assert life.look() == 0
+    journal.write_text(begun + told[0] + told[1][:-20])
+    assert (life.look(), life.version) == (1, 0)
+    journal.write_text(begun + told[0] + again)  # shorter than what was cut off
+    assert (life.look(), life.version) == (2, 2)
+    journal.write_text(begun + told[0])
+    life.forget_the_last_line()
+    journal.write_text(begun + told[0] + again + told[2])
+    assert life.look() == 3
 
 
 # A real run

@@ -54,7 +54,7 @@ class Life:
         self.commands = list(command), list(resume)
         self._events, self._log, self._environment = folder / "events.jsonl", log, dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
-        self._read, self._rest = 0, b""
+        self._read = 0
         self.starts = self.version = self.opened = 0
         self.heard_at = time.monotonic()
 
@@ -68,7 +68,6 @@ class Life:
         """A process of the run: the first begins it, the others go on with it."""
         self.starts += 1
         self._log.mkdir(parents=True, exist_ok=True)
-        self._back_to_a_whole_line()
         command, resume = self.commands
         with open(self._log / "stdout.log", "ab") as out, open(self._said, "wb") as said:
             self._process = subprocess.Popen(
@@ -98,17 +97,19 @@ class Life:
         return self.look() > opened
 
     def look(self) -> int:
-        """Reads on in the journal; how often the run was begun or went on."""
+        """Reads on in the journal; how often the run was begun or went on.
+
+        A line that is cut off is not taken: a run that goes on removes it and writes on from there.
+        """
         try:
             with open(self._events, "rb") as file:
                 file.seek(self._read)
-                fresh = file.read()
+                whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
             return self.opened
-        if fresh:
+        if newline:
             self.heard_at = time.monotonic()
-        self._read += len(fresh)
-        whole, _, self._rest = (self._rest + fresh).rpartition(b"\n")
+            self._read += len(whole) + 1
         for kind, version in re.findall(rb'"event":\{"type":"(\w+)","version":(\d+)', whole):
             if kind in (b"Opened", b"Reopened"):
                 self.opened += 1
@@ -116,11 +117,9 @@ class Life:
                 self.version = int(version)
         return self.opened
 
-    def _back_to_a_whole_line(self) -> None:
-        """A run that goes on removes a line that was cut off and writes on from there."""
-        self.look()
-        if self._events.exists():
-            self._read, self._rest = self._events.read_bytes().rfind(b"\n") + 1, b""
+    def forget_the_last_line(self) -> None:
+        """It was cut off."""
+        self._read = self._events.read_bytes().rfind(b"\n") + 1
 
     def kill(self, *, all_at_once: bool) -> int:
         """SIGKILL to the driver, or to every process of the run; how many."""

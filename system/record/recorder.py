@@ -124,7 +124,8 @@ class Recorder:
                 self.first_step_at = self.first_step_at or self.begun + line["seconds"]
                 self.worked_s += line.get("step_seconds", 0.0)
                 self.idle_s += line["trainer_idle"] * line.get("step_seconds", 0.0)
-            self.progress.record(line)
+            if line.get("eval") or "step" in line:  # the others are of the curve
+                self.progress.record(line)
 
     def dropped(self, action: DropGroup) -> None:
         """A group left without being trained."""
