@@ -318,7 +318,8 @@ def test_a_planted_fault_of_another_file_is_found(
 def test_a_journal_that_is_cut_off_and_written_on_is_read_on(tmp_path: Path) -> None:
     journal, told = tmp_path / "events.jsonl", [f'{{"n":{n},"x":"{"y" * 90}"}}\n' for n in range(3)]
     life = Life(["true"], [], folder=tmp_path, log=tmp_path, environment={})
-    begun, again = ('{"event":{"type":"%s","version":%d}}\n' % of for of in (("Opened", 0), ("Reopened", 2)))
+    begun = '{"event":{"type":"Opened","version":0}}\n'
+    again = '{"event":{"type":"Reopened","version":2}}\n'
     assert life.look() == 0
     journal.write_text(begun + told[0] + told[1][:-20])
     assert (life.look(), life.version) == (1, 0)
