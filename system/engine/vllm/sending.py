@@ -20,6 +20,9 @@ from system.engine.vllm import gloo
 from system.engine.vllm.coverage import TORCH_NAMES, Weight, buckets
 from system.engine.vllm.getting import PACKED
 
+KEPT = 2
+"""Versions: an engine that is started again while a step is trained gets the one before."""
+
 CODES = {getattr(torch, name): code for code, name in TORCH_NAMES.items()}
 
 
@@ -40,21 +43,22 @@ class Sender:
         self, kind: Literal["nccl", "gloo"], *, device: str, dtype: torch.dtype, host: str = "127.0.0.1"
     ) -> None:
         self.kind, self.device, self.dtype, self.host = kind, torch.device(device), dtype, host
-        self._weights: dict[str, torch.Tensor] = {}
-        self._version = -1
+        self._offered: dict[int, dict[str, torch.Tensor]] = {}
         self._held = threading.Lock()
         self._listener = socket.create_server((host, 0))
         self._port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, name="sender", daemon=True).start()
 
     def offer(self, version: int, state: Mapping[str, torch.Tensor]) -> str:
-        """Keep a copy of weights until the next are offered; what an engine is told to get them."""
+        """Keep a copy of weights until KEPT newer ones are there; what an engine is told to get them."""
         with self._held:
-            self._weights = {
+            self._offered.pop(version, None)
+            for old in list(self._offered)[: 1 - KEPT or None]:
+                del self._offered[old]
+            self._offered[version] = {
                 name: value.detach().to(self.device, self.dtype, copy=True).contiguous()
                 for name, value in state.items()
             }
-            self._version = version
         return f"{self.kind}://{self.host}:{self._port}/{version}"
 
     def close(self) -> None:
@@ -90,13 +94,13 @@ class Sender:
                 stream.sendall(frame(told))
 
     def _described(self, version: int) -> dict[str, Any]:
-        self._check(version)
-        weights = self._weights.items()
+        weights = self._of(version).items()
         return {"weights": [[name, CODES[value.dtype], list(value.shape)] for name, value in weights]}
 
-    def _check(self, version: int) -> None:
-        if version != self._version:
-            raise ValueError(f"version of the weights must be {self._version}, got {version}")
+    def _of(self, version: int) -> dict[str, torch.Tensor]:
+        if version not in self._offered:
+            raise ValueError(f"version of the weights must be of {sorted(self._offered)}, got {version}")
+        return self._offered[version]
 
     def _group(self, port: int, world_size: int) -> Any:
         if self.kind == "gloo":
@@ -110,18 +114,18 @@ class Sender:
 
     def _sent(self, members: Any, version: int) -> dict[str, Any]:
         with self._held:
-            self._check(version)
+            weights = self._of(version)
             if self.kind == "gloo":
-                described = {n: Weight(CODES[v.dtype], tuple(v.shape)) for n, v in self._weights.items()}
+                described = {n: Weight(CODES[v.dtype], tuple(v.shape)) for n, v in weights.items()}
                 for names in buckets(described, most_bytes=gloo.BUCKET_BYTES):
-                    parts = [self._weights[name].view(-1).view(torch.uint8) for name in names]
+                    parts = [weights[name].view(-1).view(torch.uint8) for name in names]
                     gloo.broadcast(members, torch.cat(parts))
                 return {}
             from vllm.distributed.weight_transfer import packed_tensor  # pyright: ignore[reportMissingImports]
 
             torch.cuda.set_device(self.device)
             packed_tensor.packed_nccl_broadcast_producer(
-                iterator=iter(self._weights.items()),
+                iterator=iter(weights.items()),
                 group=members,
                 src=0,
                 post_iter_func=lambda item: item[1],
