@@ -110,13 +110,13 @@ def rounding_noise(*, largest_logit: float, significand_bits: int) -> float:
 
 
 def _rescore(search: Search, given: dict[int, PerToken], min_share: float) -> Rescored:
-    """Rescorings against the differences; a temperature is not fitted to what a filter explains."""
+    """Rescorings against the differences; no temperature is fitted where one was rescored or a filter explains."""
     token = search.token
     shift = [
         torch.where(token.usable & a.isfinite(), a.detach() - token.logprob, 0.0) for a in given.values()
     ]
     table = torch.stack(shift) if shift else token.difference.new_zeros(0, len(token.difference))
-    fit = ~filter_fits(search, token.difference, token.noise)
+    fit = ~filter_fits(search, token.difference, token.noise) & (TEMPERATURE not in given)
     return rescored(token.difference, table.to(token.noise.dtype), token.direction, fit, min_share=min_share)
 
 

@@ -128,6 +128,15 @@ def test_a_temperature_never_has_a_larger_share_than_it_closes(step):
         assert float(result.share.temperature * gap) <= float(gap - result.residual.abs().sum()) + 1e-9
 
 
+@given(step=steps())
+def test_a_temperature_whose_rescoring_closes_nothing_is_not_fitted_either(step):
+    fact, alternative = step
+    refuted = alternative._replace(temperature=fact.logprob.clone())
+    result = explained(fact, refuted)
+    assert float(result.temperature_ratio) == 1.0
+    assert not float(result.share.temperature) > 0 and "temperature" not in names(result)
+
+
 def test_the_curve_that_a_fitted_line_leaves_is_nobodys_share():
     """Two tokens of three lie off the line by 0.8 of it, on either side."""
     rollout = torch.linspace(-3, -0.01, 150, dtype=F64)[torch.arange(150) * 37 % 150]
