@@ -46,7 +46,7 @@ def row(policy_version: list[int], seed: int = 1) -> StepRow:
         trial_id="t",
         group_id=0,
         token_ids=ids,
-        loss_mask=[v >= 0 for v in policy_version],
+        loss_mask=[v >= 0 and t > 0 for t, v in enumerate(policy_version)],
         rollout_logprob=[0.0] * count,
         policy_version=policy_version,
         advantage=1.0,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +33,15 @@ class Segment(NamedTuple):
     version: int
 
 
+class Support(NamedTuple):
+    """What a filter leaves: the likeliest tokens up to a mass of top_p, at most top_k of them; 0 for all."""
+
+    top_p: float
+    top_k: int
+
+
 class Rescorer:
-    """Logprob and entropy of every token of recorded rows; 0 at a row's first token, which nothing predicts.
+    """Logprob and entropy of the tokens in the loss mask of recorded rows; 0 elsewhere.
 
     Example: `Rescorer(config, {0: "w/0.safetensors", 1: "w/1.safetensors"}, temperature=1.0).score(rows, version=1)`.
 
@@ -63,8 +70,23 @@ class Rescorer:
 
     def score(self, rows: Sequence[StepRow], *, version: int) -> list[TokenLogprob]:
         """Under the weights of one version, as a trainer sees the rows."""
-        return [self._scored(row, [Segment(0, len(row.token_ids), version)]) for row in rows]
+        return self.score_at(rows, [self.temperature], version=version)[0]
 
+    @torch.inference_mode()
+    def score_at(
+        self, rows: Sequence[StepRow], temperatures: Sequence[float], *, version: int
+    ) -> list[list[TokenLogprob]]:
+        """The same at other temperatures; one list of rows for each."""
+        return self._each(rows, version, temperatures, self._logprob)
+
+    @torch.inference_mode()
+    def score_within(
+        self, rows: Sequence[StepRow], supports: Sequence[Support], *, version: int
+    ) -> list[list[TokenLogprob]]:
+        """The same renormalised over the tokens that a filter leaves; minus infinity for one that it does not."""
+        return self._each(rows, version, supports, self._logprob_within)
+
+    @torch.inference_mode()
     def score_as_sampled(self, rows: Sequence[StepRow], *, latest: int) -> list[TokenLogprob]:
         """As an engine does that keeps, when weights change, the keys and values that older ones have left.
 
@@ -73,34 +95,61 @@ class Rescorer:
         Args:
             latest: a row that ends without a sampled token is read by it.
         """
-        return [self._scored(row, segments(row.policy_version, latest=latest)) for row in rows]
+        return [self._segmented(row, segments(row.policy_version, latest=latest)) for row in rows]
 
     def score_by_own_version(self, rows: Sequence[StepRow], *, latest: int) -> list[TokenLogprob]:
         """Every token under the weights that sampled it, with nothing kept of older ones."""
-        told = []
-        for row in rows:
-            own = [latest if v < 0 else v for v in row.policy_version]
-            scored = {v: self._scored(row, [Segment(0, len(own), v)]) for v in sorted(set(own))}
-            logprob, entropy = (
-                torch.stack([getattr(scored[v], name)[t] for t, v in enumerate(own)])
-                for name in TokenLogprob._fields
-            )
-            told.append(TokenLogprob(logprob, entropy))
+        own = [[latest if v < 0 else v for v in row.policy_version] for row in rows]
+        told = [TokenLogprob(torch.zeros(len(some)), torch.zeros(len(some))) for some in own]
+        for version in sorted({v for some in own for v in some}):
+            here = [i for i, some in enumerate(own) if version in some]
+            for i, scored in zip(here, self.score([rows[i] for i in here], version=version), strict=True):
+                mine = torch.tensor(own[i]) == version
+                pairs = zip(scored, told[i], strict=True)
+                told[i] = TokenLogprob(*(torch.where(mine, new.float(), old) for new, old in pairs))
         return told
 
-    @torch.inference_mode()
-    def _scored(self, row: StepRow, parts: Sequence[Segment]) -> TokenLogprob:
+    def _each(
+        self,
+        rows: Sequence[StepRow],
+        version: int,
+        settings: Sequence[Any],
+        logprob: Callable[..., TokenLogprob],
+    ) -> list[list[TokenLogprob]]:
+        """Rows packed into one forward pass, scored in each of some ways; 0 at tokens that are not in the mask."""
+        model, lengths = self._model(version), [len(row.token_ids) for row in rows]
+        token_ids = torch.tensor([i for row in rows for i in row.token_ids], device=self.device)
+        at = (
+            torch.tensor([on for row in rows for on in row.loss_mask], device=self.device).nonzero().flatten()
+        )
+        hidden = model(token_ids, lengths)[at - 1]
+        told = []
+        for setting in settings:
+            scored = logprob(hidden, model.head, token_ids[at], setting)
+            whole = (x.new_zeros(len(token_ids)).index_copy(0, at, x).cpu().split(lengths) for x in scored)
+            told.append([TokenLogprob(*both) for both in zip(*whole, strict=True)])
+        return told
+
+    def _logprob(self, hidden: Tensor, head: Tensor, label: Tensor, temperature: float) -> TokenLogprob:
+        chunk = max(1, LOGITS_AT_ONCE // head.shape[0])
+        return token_logprob(hidden, head, label, temperature=temperature, chunk=chunk, shard=WHOLE)
+
+    def _logprob_within(self, hidden: Tensor, head: Tensor, label: Tensor, support: Support) -> TokenLogprob:
+        chunk = max(1, LOGITS_AT_ONCE // head.shape[0])
+        pairs = zip(hidden.split(chunk), label.split(chunk), strict=True)
+        parts = [_within(h @ head.T, one, support, self.temperature) for h, one in pairs]
+        return TokenLogprob(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def _segmented(self, row: StepRow, parts: Sequence[Segment]) -> TokenLogprob:
         token_ids = torch.tensor(row.token_ids, device=self.device)
-        label, start = token_ids[1:], 0
+        label, start = token_ids.roll(-1), 0
+        mask = torch.tensor(row.loss_mask)
         told: list[TokenLogprob] = []
         for hidden, head in self._hidden(token_ids, parts):
-            here = label[start : start + len(hidden)]
-            chunk = max(1, LOGITS_AT_ONCE // head.shape[0])
-            settings = {"temperature": self.temperature, "chunk": chunk, "shard": WHOLE}
-            told.append(token_logprob(hidden[: len(here)], head, here, **settings))
+            told.append(self._logprob(hidden, head, label[start : start + len(hidden)], self.temperature))
             start += len(hidden)
-        first = torch.zeros(1, dtype=told[0].logprob.dtype, device=self.device)
-        return TokenLogprob(*(torch.cat([first, *parts]).cpu() for parts in zip(*told, strict=True)))
+        whole = (torch.cat(parts).roll(1).cpu() for parts in zip(*told, strict=True))
+        return TokenLogprob(*(torch.where(mask, x, 0.0) for x in whole))
 
     def _hidden(self, token_ids: Tensor, parts: Sequence[Segment]) -> list[tuple[Tensor, Tensor]]:
         """Last hidden states of each segment, read by its own weights on what the others have left; and its head."""
@@ -131,6 +180,18 @@ class Rescorer:
             state.pop("lm_head.weight", None)
         check_coverage(state, weight_shapes(self.config), source=source)
         return Qwen3.from_state(self.config, state, dtype=self.dtype, device=self.device)
+
+
+def _within(logits: Tensor, label: Tensor, support: Support, temperature: float) -> TokenLogprob:
+    logprob = (logits.float() / temperature).log_softmax(-1)
+    ordered, place = logprob.sort(-1, descending=True)
+    kept = torch.arange(logits.shape[-1], device=logits.device) < (support.top_k or logits.shape[-1])
+    kept = kept & (ordered.exp().cumsum(-1) - ordered.exp() < support.top_p)
+    kept = torch.zeros_like(kept).scatter(-1, place, kept)
+    inside = logprob.masked_fill(~kept, -torch.inf)
+    inside = inside - inside.logsumexp(-1, keepdim=True)
+    entropy = -torch.where(kept, inside.exp() * inside, 0.0).sum(-1)
+    return TokenLogprob(inside.gather(-1, label[:, None]).squeeze(-1), entropy)
 
 
 def segments(policy_version: Sequence[int], *, latest: int) -> list[Segment]:
