@@ -401,11 +401,7 @@ def audited(run: Path) -> dict[str, list[str]]:
         return {"journal": [str(error)]}
     found = {name: audit(history) for name, audit in AUDITS.items()}
     found["rewards"] = reward_faults(history, judged=is_met, judge=CRITERION["id"])
-    told = check_tokens.main(check_tokens.Config(run=run))
-    largest = max(told["gaps"], default=0.0)
-    found["tokens"] = told["faults"] + (
-        [f"mismatch is {largest}"] if largest > check_tokens.Config.mismatch else []
-    )
+    found["tokens"] = token_faults(run) if history.rows else []
     replay = subprocess.run(
         [sys.executable, str(ROOT / "experiments" / "replay.py"), str(run)],
         capture_output=True,
@@ -414,6 +410,13 @@ def audited(run: Path) -> dict[str, list[str]]:
     )
     found["replay.py"] = [replay.stderr.strip()] if replay.returncode else []
     return found
+
+
+def token_faults(run: Path) -> list[str]:
+    """Where the trainer used another token than the engine emitted, or other weights than it sampled with."""
+    told = check_tokens.main(check_tokens.Config(run=run))
+    largest = max(told["gaps"], default=0.0)
+    return told["faults"] + ([f"mismatch is {largest}"] if largest > check_tokens.Config.mismatch else [])
 
 
 def counted(run: Path) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def read_history(folder: Path, *, tags: dict[str, Any], name: str) -> History:
         ValueError: the journal lacks a line, or a file holds what is no line.
     """
     settings, entries = read_journal(folder / "events.jsonl", tags=tags)
-    rows = lines_of(folder / "trainer_input.jsonl", {})
+    given = folder / "trainer_input.jsonl"  # not there before the first step
+    rows = lines_of(given, {}) if given.exists() else ()
     return History(
         settings=settings,
         entries=entries,
