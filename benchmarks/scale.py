@@ -390,7 +390,8 @@ def page(records: Sequence[Record]) -> str:
     rows = []
     for r in records:
         memory, cpu = r["memory_mb"], r["trial_cpu_s"]
-        share = memory.get("all", 0.0) / max(1, r["most_at_once"])
+        others = sum(memory.get(name, 0.0) for name in ("driver", "engine", "ray"))
+        share = (memory.get("all", 0.0) - others) / max(1, r["most_at_once"])
         rows.append(
             (
                 *(r["fleet"], f"{r['trials']:,}", str(r["most_at_once"]), str(r["system_errors"])),
