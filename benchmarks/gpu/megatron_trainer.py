@@ -257,7 +257,7 @@ def attention() -> None:
         told: dict[str, list[Tensor]] = {}
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             own = [x.to(dtype, copy=True).requires_grad_() for x in (q, k, v)]
-            out = attend(*own, segments(queries, keys))
+            out = attend(own[0], own[1], own[2], segments(queries, keys))
             out.backward(grad.to(dtype))
             told[str(dtype)] = [out.detach(), *(x.grad for x in own if x.grad is not None)]
         for dtype in ("torch.float32", "torch.bfloat16"):

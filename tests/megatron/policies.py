@@ -31,7 +31,7 @@ BASE = ModelConfig(
     rope_theta=10000.0,
     tie_word_embeddings=True,
 )
-MOE = {"experts": 4, "active_experts": 2, "expert_size": 12}
+MOE: dict[str, Any] = {"experts": 4, "active_experts": 2, "expert_size": 12}
 SHAPES = {
     "tied": Shape(base=BASE),
     "untied": Shape(base=replace(BASE, tie_word_embeddings=False)),
@@ -97,13 +97,13 @@ class Experts(nn.Module):
         self.inner = Qwen3MoeForCausalLM(
             Qwen3MoeConfig(
                 **{name: getattr(base, name) for name in fields},
-                rope_theta=base.rope_theta,
+                rope_theta=base.rope_theta,  # pyright: ignore[reportCallIssue]
                 num_experts=shape.experts,
                 num_experts_per_tok=shape.active_experts,
                 moe_intermediate_size=shape.expert_size,
                 norm_topk_prob=shape.renormalise,
                 use_cache=False,
-                attn_implementation="sdpa",
+                attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
             )
         ).float()
         self.shape = shape

@@ -49,7 +49,7 @@ TWO = {
     "sequence, recomputed": job("untied", tensor=2, sequence=True, recompute=True),
     "pipeline": job("tied", pipeline=2),
     "pipeline, untied": job("untied", pipeline=2),
-    "context": job("tied", context=2),
+    "context": {**job("tied", context=2), "checkpoint": ""},
     "context, recomputed": job("tied", context=2, recompute=True),
     "experts over data": job("experts", expert=2),
     "experts over context": job("experts", expert=2, context=2),

@@ -91,8 +91,8 @@ class PackedAttention(SelfAttention):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden_states: Tensor, *_: Any, packed_seq_params: Segments, **__: Any
     ) -> tuple[Tensor, Tensor | None]:
-        q, k, v = self.get_query_key_value_tensors(hidden_states)
-        q, k, v = (x.squeeze(1) for x in (q, k, v))
+        q, k, v = self.get_query_key_value_tensors(hidden_states)  # pyright: ignore[reportAssignmentType]
+        q, k, v = (x.squeeze(1) for x in (q, k, v))  # pyright: ignore[reportAttributeAccessIssue]
         turn = compiled_rotate if q.is_cuda else rotate
         q, k = (turn(x, packed_seq_params.cosine, packed_seq_params.sine) for x in (q, k))
         mixed = attend(q, k, v.contiguous(), packed_seq_params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from torch import nn
@@ -24,21 +25,30 @@ def save(folder: Path, model: nn.Module, optimizer: Any) -> None:
 
 def load(folder: Path, model: nn.Module, optimizer: Any) -> None:
     """Take what `save` wrote."""
-    found = dist_checkpointing.load(_state(model, optimizer, is_loading=True), str(folder))
+    found: Any = dist_checkpointing.load(_state(model, optimizer, is_loading=True), str(folder))
     model.load_state_dict(found["model"])
     for one in optimizer.chained_optimizers:
         _leave_step(one)
     optimizer.load_state_dict(found["optimizer"])
+    for one in optimizer.chained_optimizers:
+        _own_steps(one)
 
 
 def _leave_step(optimizer: Any) -> None:
-    """Torch's AdamW keeps its step as a tensor, which Megatron takes elsewhere but then misses here."""
+    """Torch's AdamW keeps its step as a tensor, which Megatron has loaded elsewhere but then misses here."""
     if not hasattr(optimizer, "_set_main_param_and_optimizer_states"):
         return
     inner = type(optimizer)._set_main_param_and_optimizer_states
     optimizer._set_main_param_and_optimizer_states = lambda param, tensors: inner(
         optimizer, param, {"step": None, **tensors}
     )
+
+
+def _own_steps(optimizer: Any) -> None:
+    """Megatron gives all parameters one tensor as their step, which each of them then would count up."""
+    for state in optimizer.optimizer.state.values() if optimizer.optimizer is not None else ():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"] = state["step"].clone()
 
 
 def _state(model: nn.Module, optimizer: Any, *, is_loading: bool) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from einops import rearrange
-from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from system.trainer.megatron.network import padded_vocabulary
+from system.trainer.megatron.ranks import expert_group, stage_group, tensor_group
 from system.trainer.megatron.shape import Shape, weight_shapes
 from system.trainer.parallel import Parallel
 
@@ -139,10 +139,7 @@ def take_weights(model: nn.Module, shape: Shape, parallel: Parallel, weight: Cal
     Args:
         weight: a whole weight by Hugging Face's name.
     """
-    stage, expert_rank = (
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_expert_model_parallel_rank(),
-    )
+    stage, expert_rank = stage_group().rank(), expert_group().rank()
     parameters, shapes = dict(model.named_parameters()), weight_shapes(shape)
     planned = parts(shape, parallel, stage=stage, expert_rank=expert_rank)
     if parameters.keys() != {part.name for part in planned}:
@@ -156,7 +153,7 @@ def take_weights(model: nn.Module, shape: Shape, parallel: Parallel, weight: Cal
         own = share_of(
             part.kind,
             weights,
-            rank=0 if part.expert else parallel_state.get_tensor_model_parallel_rank(),
+            rank=0 if part.expert else tensor_group().rank(),
             ranks=1 if part.expert else parallel.tensor,
             shape=shape,
             vocabulary=padded_vocabulary(shape, parallel),
@@ -173,7 +170,7 @@ def whole_weights(
     Args:
         local: this rank's part by Megatron's name: a parameter, or its gradient.
     """
-    mine = parallel_state.get_pipeline_model_parallel_rank()
+    mine = stage_group().rank()
     for stage in range(parallel.pipeline):
         by_expert = [
             parts(shape, parallel, stage=stage, expert_rank=rank)
@@ -190,16 +187,16 @@ def _held(same: Sequence[Part], local: Callable[[str], Tensor], shape: Shape) ->
     """The whole weights of one parameter, one entry an expert rank."""
     part = same[0]
     if not part.expert:
-        group = parallel_state.get_tensor_model_parallel_group()
+        group = tensor_group()
         return [whole_of(part.kind, _gather(local(part.name), group), shape=shape)]
-    by_rank = _gather(local(part.name), parallel_state.get_expert_model_parallel_group())
+    by_rank = _gather(local(part.name), expert_group())
     return [whole_of(part.kind, (share,), shape=shape) for share in by_rank]
 
 
 def _to_all_stages(
     same: Sequence[Part], held: list[tuple[Tensor, ...]] | None, shape: Shape, stage: int
 ) -> Iterator[tuple[str, Tensor]]:
-    group, shapes = parallel_state.get_pipeline_model_parallel_group(), weight_shapes(shape)
+    group, shapes = stage_group(), weight_shapes(shape)
     source = dist.get_process_group_ranks(group)[stage]
     like = _like()
     for index, part in enumerate(same):

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from core.logprob import TokenLogprob, chunk_within, head_gradient, token_logprob
 from core.shard import WHOLE, Shard, Sums, combine_sums
+from system.trainer.megatron.ranks import tensor_group
 
 
 def no_fusion(function: Any) -> Any:
@@ -69,7 +69,7 @@ def combine_over(group: dist.ProcessGroup, sums: Sums) -> Sums:
 
 def own_shard(weight: Tensor, token_count: int) -> tuple[Tensor, Shard]:
     """The rows of the head that are here, those of no token left out, and their place in the vocabulary."""
-    group = parallel_state.get_tensor_model_parallel_group()
+    group = tensor_group()
     first = group.rank() * len(weight)
     rows = weight[: token_count - first]
     return rows, WHOLE if group.size() == 1 else Shard(first, partial(combine_over, group))

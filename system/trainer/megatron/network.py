@@ -156,10 +156,10 @@ def block_spec(shape: Shape, config: TransformerConfig) -> TransformerBlockSubmo
                     k_layernorm=Norm,
                 ),
             ),
-            self_attn_bda=add_residual,
+            self_attn_bda=add_residual,  # pyright: ignore[reportArgumentType]
             pre_mlp_layernorm=Norm,
             mlp=get_mlp_module_spec(use_te=False, num_experts=shape.experts or None),
-            mlp_bda=add_residual,
+            mlp_bda=add_residual,  # pyright: ignore[reportArgumentType]
         ),
     )
     return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=Norm)

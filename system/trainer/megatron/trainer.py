@@ -9,19 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from system.policy import save_weights
 from system.trainer.megatron import checkpoint
-from system.trainer.megatron.batch import Batches, LiveRow, MicroBatch
+from system.trainer.megatron.batch import Batches, LiveRow, MicroBatch, tensor_of
 from system.trainer.megatron.convert import take_weights, whole_weights
 from system.trainer.megatron.head import Head, chosen_states, logprob_of, loss_of, no_fusion
 from system.trainer.megatron.network import DTYPES, build
+from system.trainer.megatron.ranks import context_group, data_group, stage_group, tensor_group
 from system.trainer.megatron.shape import Shape
 from system.trainer.parallel import Parallel
 from system.trainer.step import OptimizerSettings, StepMetrics, StepRow
@@ -114,8 +115,8 @@ class MegatronTrainer:
         names = ("trained_tokens", "loss", "out_of_region", "unusable", "entropy", "mismatch")
         told = torch.zeros(len(names), dtype=torch.float64, device=self.device)
         forward = self._run(rows, partial(self._loss, told))
-        last, first = parallel_state.is_pipeline_last_stage(), parallel_state.get_context_parallel_rank() == 0
-        speaks = last and parallel_state.get_tensor_model_parallel_rank() == 0
+        last, first = stage_group().rank() == stage_group().size() - 1, context_group().rank() == 0
+        speaks = last and tensor_group().rank() == 0
         own = [*told.tolist(), float(forward if first else 0)] if speaks else [0.0] * (len(names) + 1)
         total = torch.tensor([*own, time.process_time()], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
@@ -140,7 +141,7 @@ class MegatronTrainer:
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradient of every whole weight after `gradient`, in the same way; without a shared optimizer only."""
-        parameters = dict(self.model.module.named_parameters())
+        parameters: dict[str, Any] = dict(self.model.module.named_parameters())
         return whole_weights(lambda name: parameters[name].main_grad, self.shape, self.parallel)
 
     def export(self, path: str | os.PathLike[str]) -> None:
@@ -161,7 +162,7 @@ class MegatronTrainer:
 
     def _live(self, rows: Sequence[StepRow]) -> list[LiveRow]:
         """The rows that have a trained token, with the weights of all of them."""
-        trained = [torch.tensor(row.loss_mask, dtype=torch.bool).nonzero().squeeze(1) for row in rows]
+        trained = [tensor_of(row.loss_mask, np.bool_).nonzero().squeeze(1) for row in rows]
         live = [index for index, own in enumerate(trained) if len(own)]
         if not live:
             return []
@@ -180,8 +181,8 @@ class MegatronTrainer:
         live = self._live(rows)
         planned = self.batches.planned(
             live,
-            data_rank=parallel_state.get_data_parallel_rank(),
-            data_ranks=parallel_state.get_data_parallel_world_size(),
+            data_rank=data_group().rank(),
+            data_ranks=data_group().size(),
         )
         return len(planned), self.batches.made(live, planned)
 
@@ -257,8 +258,7 @@ class MegatronTrainer:
             self.model.zero_grad_buffer()
             self.optimizer.zero_grad()
             raise FloatingPointError(f"grad_norm must be finite, got {norm}")
-        done, _, _ = self.optimizer.step()
-        assert done
+        self.optimizer.step()
         return norm
 
 
