@@ -29,6 +29,17 @@ TITLES = {
     "by half": "half of the variance of lengths is the task's",
     "not at all": "lengths have nothing in common",
 }
+LABELS = {
+    "no bound": (6, -3),
+    "completion, train": (6, 7),
+    "completion, drop": (6, 3),
+    "oldest, mask": (8, -4),
+    "oldest, mask, max_late 4": (6, 4),
+    "oldest, wait": (-22, 8),
+    "16 of 20 oversampled, mask": (6, 3),
+    "not built: split at the bound": (7, -10),
+}
+"""Rules that are named in the figure, and where beside their mark, in points."""
 _INK, _GREY = "#1d1d1f", "#6e6e73"
 
 
@@ -45,10 +56,12 @@ def draw_frontier(rows: Sequence[Row], path: Path, *, commit: str) -> None:
         _panel(axes, [row for row in rows if row["case"] == case], case)
     panels[0].set_ylabel("sampled tokens that are too old, masked or thrown away", fontsize=9, color=_INK)
     title = (
-        "No order is free: time, old tokens or long tasks. Splitting a group at the bound gives up the least"
+        "No order is free: time, old tokens or long tasks. Splitting groups, not built, would give up least"
     )
     figure.text(0.012, 0.965, title, va="top", fontsize=12.5, fontweight="bold", color=_INK)
-    figure.text(0.012, 0.02, f"{COMMAND}  ·  commit {commit}", fontsize=7.5, color=_GREY, family="monospace")
+    hollow = "hollow: other group sizes, first steps in order, like lengths together"
+    caption = f"{hollow}\n{COMMAND}  ·  commit {commit}"
+    figure.text(0.012, 0.02, caption, fontsize=7.5, color=_GREY, family="monospace", linespacing=1.5)
     figure.subplots_adjust(left=0.06, right=0.985, top=0.83, bottom=0.2, wspace=0.08)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.print_png(str(path))
@@ -72,20 +85,15 @@ def _panel(axes: Axes, rows: Sequence[Row], case: str) -> None:
         axes.plot(
             *means[name], shape, color=colour, markersize=7, markerfacecolor="white" if hollow else colour
         )
-    knob = [name for name in means if name == "oldest, mask" or "max_late" in name or name == "oldest, wait"]
+    ends = "oldest, mask", "oldest, wait"
+    knob = [name for name in means if name in ends or "max_late" in name and "in order" not in name]
     knob.sort(key=lambda name: means[name])
     axes.plot(*zip(*(means[name] for name in knob)), "-", color=COLOUR["mask"], linewidth=1, alpha=0.6)
-    for name in (
-        "completion, train",
-        "completion, drop",
-        "oldest, mask",
-        "oldest, wait",
-        "split at the bound",
-    ):
-        if name in means:
-            axes.annotate(
-                name, means[name], (5, 5), textcoords="offset points", fontsize=7.5, color=_look(name)[0]
-            )
+    for name in means.keys() & LABELS.keys():
+        told, place = name.removeprefix("not built: "), LABELS[name]
+        axes.annotate(
+            told, means[name], place, textcoords="offset points", fontsize=7.5, color=_look(name)[0]
+        )
     axes.set_title(TITLES[case], fontsize=9.5, color=_INK)
     axes.set_xlabel("trainer idle, share of the time", fontsize=9, color=_INK)
     axes.set_xlim(-0.02, 1)

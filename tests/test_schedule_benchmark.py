@@ -220,7 +220,7 @@ def test_figures_of_a_run_add_up():
 
 
 def test_the_command_prints_its_tables_and_keeps_them(tmp_path: Path):
-    rules = ["oldest, mask", "split at the bound"]
+    rules = ["oldest, mask", "not built: split at the bound"]
     options = [
         "--parts",
         "cost",
