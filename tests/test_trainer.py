@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -375,4 +376,29 @@ def test_trainer_process_that_cannot_start_or_dies_is_one_line(tmp_path: Path):
     process._workers[0].kill()
     with pytest.raises(TrainerError, match="trainer must be running, got exit code -9"):
         process.step(some_rows(), version=0)
+    process.close()
+
+
+@pytest.mark.parametrize("ask", ["save", "step"])
+def test_trainer_process_that_hangs_is_one_line_in_time(tmp_path: Path, ask: str):
+    settings = {
+        "weight_function": token_mean_weight,
+        "loss_function": importance_weighted_policy_gradient,
+        "optimizer": OPTIMIZER,
+        "token_budget": 50,
+        "temperature": 1.0,
+        "weights_dir": tmp_path / "w",
+        "input_path": "",
+        "answer_s": 1.0,
+    }
+    process = TrainerProcess(write_policy(tmp_path / "policy"), **settings)
+    os.kill(process._workers[0].pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    told = "no end of save" if ask == "save" else "one that does not read step"
+    with pytest.raises(TrainerError, match=f"trainer must be done in time, got {told}"):
+        if ask == "save":
+            process.save(tmp_path / "saved")
+        else:
+            process.step(some_rows() * 300, version=0)  # more than the pipe holds
+    assert time.monotonic() - begun < 60
     process.close()

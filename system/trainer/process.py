@@ -185,19 +185,27 @@ class TrainerProcess:
     def _ask(self, *message: Any) -> None:
         if self._busy:
             raise TrainerError(f"{message[0]} must wait for the step begun, got it before poll was done")
+        self._due, self._asked = time.monotonic() + self.answer_s, message[0]
         for worker in self._workers:
             self._send(worker, message)
-        self._busy, self._due, self._asked = True, time.monotonic() + self.answer_s, message[0]
+        self._busy = True
 
-    @staticmethod
-    def _send(worker: subprocess.Popen[bytes], message: Any) -> None:
+    def _send(self, worker: subprocess.Popen[bytes], message: Any) -> None:
+        """Write a message into the pipe of a rank, which may take no more of it than the pipe holds."""
         assert worker.stdin is not None
         body = pickle.dumps(message)
-        try:
-            worker.stdin.write(HEADER.pack(len(body)) + body)
-            worker.stdin.flush()
-        except BrokenPipeError as error:
-            raise TrainerError(f"trainer must be running, got exit code {worker.wait()}") from error
+        data = memoryview(HEADER.pack(len(body)) + body)
+        os.set_blocking(worker.stdin.fileno(), False)
+        while data:
+            left = max(0.0, min(self._due - time.monotonic(), 3600.0))
+            if not select.select([], [worker.stdin], [], left)[1] and time.monotonic() > self._due:
+                raise TrainerError(f"trainer must be done in time, got one that does not read {self._asked}")
+            try:
+                data = data[os.write(worker.stdin.fileno(), data) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError as error:
+                raise TrainerError(f"trainer must be running, got exit code {worker.wait()}") from error
 
     def _wait(self) -> Any:
         while (done := self._gather(1.0)) is None:
