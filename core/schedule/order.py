@@ -12,8 +12,6 @@ from .state import Group, State, Step, drop, trial_id
 
 def drop_stale(settings: Settings, state: State) -> Step:
     """Groups that the next step would find too old."""
-    if state.ending:
-        return state, ()
     next_version = state.trained + len(state.redo) + bool(state.training)
     actions: tuple[Action, ...] = ()
     for group in _too_old(settings, state, next_version - settings.max_staleness):
