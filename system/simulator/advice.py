@@ -91,8 +91,9 @@ def advise(run: Measured, *, draws: int = 3) -> Advice:
 
     def tried(engines: int, machines: Cluster = cluster) -> Tried:
         settings = running_on(run.settings, engines / run.engines)
-        cores = machines.cores * (engines / run.engines)
-        there = replace(machines, engines=engines, cores=cores)
+        share = engines / run.engines
+        cores, others = machines.cores * share, machines.others * share
+        there = replace(machines, engines=engines, cores=cores, others=others)
         return Tried(engines, settings.max_running, predicted(settings, there, [run], draws=draws))
 
     now = tried(run.engines)

@@ -14,7 +14,8 @@ class Cluster:
     `decode_s + decode_request_s * b + decode_context_s * c` seconds, and gives each of them a token.
 
     Where fewer `cores` than that are common to all that works, each of n at work gets `cores / n` of one, and takes
-    so much longer: an engine with a request, a training step, and every trial that starts, calls a tool or is graded.
+    so much longer: an engine with a request, a training step, every trial that starts, calls a tool or is graded, and
+    what else goes on there.
 
     Args:
         engines: replicas among which the requests are spread evenly.
@@ -29,6 +30,7 @@ class Cluster:
         train_square_s: more for each row's tokens squared: attention.
         sync_s: until new weights are in the engines, which stand still meanwhile.
         cores: common to engines, trainer and trials; without end where each has its own.
+        others: of what else is at work there all the time, in cores that it would take.
         trial_load: share of a core that a trial takes, if it gets it, while it starts, calls a tool or is graded.
         start_s: of a sandbox.
         verify_s: of grading.
@@ -46,6 +48,7 @@ class Cluster:
     train_square_s: float = 0.0
     sync_s: float = 0.0
     cores: float = math.inf
+    others: float = 0.0
     trial_load: float = 1.0
     start_s: float = 0.0
     verify_s: float = 0.0
@@ -71,7 +74,7 @@ class Cluster:
 
     def speed(self, *, engines: int, trainers: int, trials: int) -> float:
         """What share of its full speed each has while so many are at work."""
-        wanted = engines + trainers + self.trial_load * trials
+        wanted = engines + trainers + self.trial_load * trials + self.others
         return min(1.0, self.cores / wanted) if wanted else 1.0
 
     def train_s(self, rows: list[int]) -> float:

@@ -22,7 +22,7 @@ from core.schedule import Settings
 from .cluster import Cluster
 from .measured import Figures, Measured, Ran, measured_of, pooled
 from .run import simulate
-from .workload import Recorded, TrialPlan
+from .workload import Recorded, TrialPlan, whole
 
 
 def fitted(runs: Sequence[Measured]) -> Cluster:
@@ -34,8 +34,8 @@ def fitted(runs: Sequence[Measured]) -> Cluster:
     - trial_load: the CPU share of those trials that had most of it (one in twenty has more)
     - start_s, verify_s: means over the trials, of their work where cores are shared
     - sync_s: mean, at the speed that the trainer had
-    - cores: with which runs like these take as long as they took, and not more than there are; what else went on on the
-      machine, and what no part tells of, is in them
+    - others: with which runs like these take as long as they took: the driver, what else went on on the machine, and
+      what no part tells of
     """
     if not runs:
         raise ValueError("runs must be at least one, got none")
@@ -56,41 +56,56 @@ def fitted(runs: Sequence[Measured]) -> Cluster:
         start_s=fmean(trial.start_s * share for trial, share in trials),
         verify_s=fmean(trial.end_s * share for trial, share in trials),
     )
-    return replace(found, cores=cores_of(runs, found)) if shared else found
+    return replace(found, others=others_of(runs, found)) if shared else found
 
 
-def cores_of(runs: Sequence[Measured], cluster: Cluster, *, rounds: int = 5) -> float:
-    """With how many cores runs like these take as long, all of them together."""
+MOST_OTHERS = 100.0
+
+
+def others_of(runs: Sequence[Measured], cluster: Cluster, *, rounds: int = 5) -> float:
+    """With what else at work runs like these take as long, all of them together; by halving."""
     alike: dict[Settings, list[Measured]] = defaultdict(list)
     for run in runs:
         alike[replace(run.settings, seed=0)].append(run)
     measured = {settings: pooled(run.figures() for run in same) for settings, same in alike.items()}
-    cores = cluster.cores
+
+    def too_fast(others: float) -> bool:
+        there = replace(cluster, others=others)
+        simulated = {settings: predicted(settings, there, runs, draws=4) for settings in measured}
+        return (
+            fmean(
+                math.log(simulated[settings].steps_per_minute / told.steps_per_minute)
+                for settings, told in measured.items()
+            )
+            > 0
+        )
+
+    if not too_fast(0.0):
+        return 0.0
+    low, high = 0.0, 0.5
+    while too_fast(high) and high < MOST_OTHERS:
+        low, high = high, 2 * high
     for _ in range(rounds):
-        there = replace(cluster, cores=cores)
-        took = [
-            math.log(told.steps_per_minute / predicted(settings, there, runs, draws=2).steps_per_minute)
-            for settings, told in measured.items()
-        ]
-        cores = min(cluster.cores, cores * math.exp(fmean(took)))
-    return cores
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_fast(middle) else (low, middle)
+    return (low + high) / 2
 
 
 def workload_of(runs: Sequence[Measured], *, load: float, seed: int = 0) -> Recorded:
-    """The trials of some runs, drawn again; where cores are shared a call takes what it works.
+    """The groups of some runs, drawn again; where cores are shared a call takes what it works.
 
     Args:
         load: `Cluster.trial_load`.
         seed: of the drawing.
     """
-    tasks: dict[tuple[int, int], list[TrialPlan]] = defaultdict(list)
-    for run in runs:
+    groups: dict[tuple[int, int], list[TrialPlan]] = defaultdict(list)
+    for number, run in enumerate(runs):
         shared = math.isfinite(run.cores)
         for trial in run.trials:
             share = slowed(trial, load) if shared else 1.0
             turns = tuple(turn._replace(tool_s=turn.tool_s * share) for turn in trial.plan.turns)
-            tasks[run.settings.seed, trial.task].append(trial.plan._replace(turns=turns))
-    return Recorded([tasks[key] for key in sorted(tasks)], seed=seed)
+            groups[number, trial.group].append(trial.plan._replace(turns=turns))
+    return Recorded(whole(groups.values()), seed=seed)
 
 
 def predicted(settings: Settings, cluster: Cluster, runs: Sequence[Measured], *, draws: int = 5) -> Figures:
@@ -142,7 +157,8 @@ def engine_rates(runs: Sequence[Measured], *, shared: bool) -> dict[str, float]:
     kept = [at for at, seconds in enumerate(worked) if seconds > 0]
     if not kept:
         return {"decode_s": _seconds_per_token(runs)}
-    prompts = sum(t.plan.prompt + sum(u.observed for u in t.plan.turns) for run in runs for t in run.trials)
+    plans = [trial.plan for run in runs for trial in run.trials]
+    prompts = sum(plan.prompt + sum(turn.observed for turn in plan.turns[:-1]) for plan in plans)
     taken = sum(run.steps[-1].engine.get("prefill_tokens", 0.0) for run in runs)
     found = not_negative([rows[at] for at in kept], [worked[at] for at in kept])
     rates = dict(zip(names, found, strict=True))

@@ -20,12 +20,12 @@ from .workload import TrialPlan, Turn, plan_of
 
 
 class Ran(NamedTuple):
-    """A training trial: `Ran(task=3, begun_s=0.1, ended_s=4.2, start_s=0.3, end_s=0.1, cpu_s=0.11, plan=...)`.
+    """A training trial: `Ran(group=3, begun_s=0.1, ended_s=4.2, start_s=0.3, end_s=0.1, cpu_s=0.11, plan=...)`.
 
     Its plan's turns say what its calls took, on that machine under that load.
     """
 
-    task: int
+    group: int
     begun_s: float
     ended_s: float
     start_s: float
@@ -121,9 +121,15 @@ class Measured:
         settings = record["settings"]
         trials = [
             Ran(
-                task, begun, ended, start, end, cpu, TrialPlan(prompt, tuple(Turn(*t) for t in turns), reward)
+                group,
+                begun,
+                ended,
+                start,
+                end,
+                cpu,
+                TrialPlan(prompt, tuple(Turn(*t) for t in turns), reward),
             )
-            for task, begun, ended, start, end, cpu, (prompt, turns, reward) in record["trials"]
+            for group, begun, ended, start, end, cpu, (prompt, turns, reward) in record["trials"]
         ]
         steps = [
             Took(begun, ended, rows, {int(age): n for age, n in ages.items()}, cpu, engine)
@@ -151,7 +157,6 @@ def measured_of(record: Record, cluster: Cluster) -> Measured:
         worked += step.work_s
         rows = [n for name in step.trial_ids for n in record.trials[name].plan.rows]
         steps.append(Took(step.begun_s, step.ended_s, rows, step.ages, worked, step.engine))
-    syncs = max(1, len(record.steps))
     trials = [t for t in record.trials.values() if t.kind != "cancelled" and t.action.purpose == "train"]
     return Measured(
         settings=record.settings,
@@ -159,7 +164,7 @@ def measured_of(record: Record, cluster: Cluster) -> Measured:
         cores=cluster.cores,
         trials=[_simulated(trial, cluster) for trial in trials],
         steps=steps,
-        sync_s=[record.sync_s / syncs] * syncs,
+        sync_s=[record.sync_s / record.syncs] * record.syncs,
     )
 
 
@@ -168,7 +173,7 @@ def _simulated(trial: Trial, cluster: Cluster) -> Ran:
     turns = [turn._replace(tool_s=s) for turn, s in zip(trial.plan.turns, [*calls, 0.0], strict=True)]
     work = cluster.start_s + sum(turn.tool_s for turn in trial.plan.turns) + cluster.verify_s
     return Ran(
-        task=trial.action.task,
+        group=trial.action.group_id,
         begun_s=trial.started_s,
         ended_s=trial.ended_s,
         start_s=start,
@@ -223,7 +228,7 @@ def _read(folder: Path, tags: Mapping[str, Any], *, engines: int, cores: float) 
         name = str(record["trial_id"]).removeprefix(prefix)
         rows[name] = [{k: row[k] for k in ("loss_mask", "policy_version")} for row in record.get("rows", ())]
         if record["purpose"] == "train" and name in clock.ended and (plan := plan_of(record)):
-            trials.append(_ran(record, plan, clock.task[name], clock.started[name], clock.ended[name]))
+            trials.append(_ran(record, plan, clock.group[name], clock.started[name], clock.ended[name]))
     steps = []
     for train, begun, ended in clock.trained:
         line = told.get(train["version"] + 1)
@@ -255,13 +260,13 @@ class _Clock:
 
     started: dict[str, float]
     ended: dict[str, float]
-    task: dict[str, int]
+    group: dict[str, int]
     trained: list[tuple[dict[str, Any], float, float]]
     syncs: list[float]
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> _Clock:
-        own = cls(started={}, ended={}, task={}, trained=[], syncs=[])
+        own = cls(started={}, ended={}, group={}, trained=[], syncs=[])
         train: tuple[dict[str, Any], float] | None = None
         sync = 0.0
         for event, actions, seconds in entries:
@@ -278,7 +283,7 @@ class _Clock:
                 match action["type"]:
                     case "StartTrial":
                         own.started[action["trial_id"]] = seconds
-                        own.task[action["trial_id"]] = action["task"]
+                        own.group[action["trial_id"]] = action["group_id"]
                     case "Train":
                         train = action, seconds
                     case "SyncWeights":
@@ -288,7 +293,7 @@ class _Clock:
         return own
 
 
-def _ran(record: Mapping[str, Any], plan: TrialPlan, task: int, begun_s: float, ended_s: float) -> Ran:
+def _ran(record: Mapping[str, Any], plan: TrialPlan, group: int, begun_s: float, ended_s: float) -> Ran:
     """A trial's times; what its agent did between two turns goes to the calls, what no phase tells to start and end."""
     seconds = record.get("seconds", {})
     told = {name: seconds.get(name, 0.0) for name in ("start", "ready", "agent", "engine")}
@@ -299,7 +304,7 @@ def _ran(record: Mapping[str, Any], plan: TrialPlan, task: int, begun_s: float, 
     closing = sum(seconds.get(name, 0.0) for name in ("freeze", "verify", "teardown"))
     untold = max(0.0, ended_s - begun_s - told["start"] - told["agent"] - closing) / 2
     return Ran(
-        task=task,
+        group=group,
         begun_s=begun_s,
         ended_s=ended_s,
         start_s=round(told["start"] + told["ready"] + untold, 4),

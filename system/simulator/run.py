@@ -84,6 +84,7 @@ class Record:
     running_s: float = 0.0
     "Trials under way, integrated over time."
     sync_s: float = 0.0
+    syncs: int = 0
     trials: dict[str, Trial] = field(default_factory=dict)
     "Those that have ended."
     sampled: float = 0.0
@@ -330,6 +331,7 @@ class _Run:
                 self._count(trial)
         self.version, self.syncing = version, False
         self.record.sync_s += self.now - self.sync_begun
+        self.record.syncs += 1
         self._tell(WeightsApplied(version=version))
 
     def _ask(self, trial: Trial) -> None:

@@ -102,18 +102,21 @@ class LognormalWorkload:
 
 
 class Recorded:
-    """Trials as a run recorded them, drawn again at random, those of a task among themselves.
+    """Groups as a run recorded them, drawn again at random, each once before one comes again.
+
+    A group stays together: how alike its trials are, and so how often it has no signal, is that of the run. Where more
+    samples are wanted than it had, they are repeated.
 
     Args:
-        trials: of each task.
+        groups: the trials of each.
         seed: of the drawing.
     """
 
-    def __init__(self, trials: list[list[TrialPlan]], *, seed: int = 0) -> None:
-        self._trials = [plans for plans in trials if plans]
-        if not self._trials:
+    def __init__(self, groups: list[list[TrialPlan]], *, seed: int = 0) -> None:
+        self._groups = [plans for plans in groups if plans]
+        if not self._groups:
             raise ValueError("trials must hold at least one, got none")
-        self._seed = seed
+        random.Random(f"groups {seed}").shuffle(self._groups)
 
     @classmethod
     def of(cls, lines: Iterable[str], *, seed: int = 0) -> Recorded:
@@ -122,11 +125,11 @@ class Recorded:
 
     @classmethod
     def _of(cls, records: Iterable[dict[str, Any]], *, seed: int) -> Recorded:
-        trials: dict[str, list[TrialPlan]] = defaultdict(list)
+        groups: dict[tuple[Any, ...], list[TrialPlan]] = defaultdict(list)
         for record in records:
             if plan := plan_of(record):
-                trials[record["task"]].append(plan)
-        return cls(list(trials.values()), seed=seed)
+                groups[tuple(record.get(name) for name in GROUP) + (record["task"],)].append(plan)
+        return cls(whole(groups.values()), seed=seed)
 
     @classmethod
     def read(cls, path: Path, *, seed: int = 0) -> Recorded:
@@ -134,10 +137,19 @@ class Recorded:
         return cls._of(read_jsonl(path), seed=seed)
 
     def trial(self, *, task: int, group: int, sample: int, attempt: int) -> TrialPlan:
-        """Of the trials of a task the samples of a group are different ones, while there are enough."""
-        plans = self._trials[task % len(self._trials)]
-        shuffled = random.Random(f"{self._seed} {task} {group} {attempt}").sample(plans, len(plans))
-        return shuffled[sample % len(shuffled)]
+        plans = self._groups[group % len(self._groups)]
+        return plans[(sample + attempt) % len(plans)]
+
+
+GROUP = ("arm", "seed", "purpose", "group_id")
+"""What tells a recorded group from the others."""
+
+
+def whole(groups: Iterable[list[TrialPlan]]) -> list[list[TrialPlan]]:
+    """Those of which at least three quarters of the largest one's trials are there: others were broken off."""
+    told = list(groups)
+    largest = max((len(plans) for plans in told), default=0)
+    return [plans for plans in told if len(plans) >= 0.75 * largest]
 
 
 def plan_of(record: dict[str, Any]) -> TrialPlan | None:
