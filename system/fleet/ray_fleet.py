@@ -264,10 +264,18 @@ class RayFleet:
         if now < self._looked_s + LOOK_S:
             return
         self._looked_s = now
-        alive = {one["NodeID"]: one for one in self._ray.nodes() if one["Alive"]}
+        try:
+            alive = {one["NodeID"]: one for one in self._ray.nodes() if one["Alive"]}
+        except (
+            Exception
+        ) as error:  # of whatever kind: without its head Ray is gone, which ends the fleet in one line
+            raise FleetError(
+                " ".join(f"Ray's head must answer, got {type(error).__name__}: {error}".split())
+            ) from error
         for node in [node for node in self._nodes.values() if node.node_id not in alive]:
             self._lose(node, f"node was lost: {node.name}", phase="node")
             del self._nodes[node.node_id]
+            self._keep_pace()
         for node_id, described in alive.items():
             if node_id not in self._nodes and node_id not in self._given_up:
                 self._meet(node_id, described)
@@ -326,6 +334,7 @@ class RayFleet:
         self._given_up.add(node.node_id)
         self._ray.kill(node.keeper)
         del self._nodes[node.node_id]
+        self._keep_pace()
         if not self._nodes:
             raise FleetError(f"{node.name}: {fault}")
         print(f"{node.name} takes no trials: {fault}", file=sys.stderr, flush=True)
