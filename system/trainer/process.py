@@ -15,9 +15,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from system.trainer.parallel import Parallel
 from system.trainer.step import OptimizerSettings, StepMetrics, StepRow
 
 HEADER = struct.Struct("!Q")
+
+AFTER_ERROR_S = 10.0
+"""How long the other ranks may take once one has refused."""
 
 
 class TrainerError(RuntimeError):
@@ -25,7 +29,7 @@ class TrainerError(RuntimeError):
 
 
 class TrainerProcess:
-    """A TorchTrainer behind pipes. It dies with this process.
+    """A trainer behind pipes, one process a rank. It dies with this process.
 
     Args:
         policy_dir: where the weights start from.
@@ -41,6 +45,7 @@ class TrainerProcess:
         threads: torch threads of each rank; one when an engine runs beside it.
         device: "cpu" or "cuda" (rank i takes device i).
         ranks: processes that share each step.
+        parallel: how the ranks of the Megatron trainer share the model; None is the torch trainer.
         timeout_s: bound on the start.
         answer_s: bound on every answer; a trainer that needs longer is a TrainerError.
     """
@@ -61,9 +66,12 @@ class TrainerProcess:
         threads: int = 1,
         device: str = "cpu",
         ranks: int = 1,
+        parallel: Parallel | None = None,
         timeout_s: float = 120.0,
         answer_s: float = 1800.0,
     ) -> None:
+        if parallel is not None:
+            parallel.data(ranks)  # refuses sizes that do not fit
         self.answer_s, self._due, self._asked = answer_s, math.inf, "start"
         self.weights_dir = Path(weights_dir)
         self.weights_dir.mkdir(parents=True, exist_ok=True)
@@ -94,6 +102,7 @@ class TrainerProcess:
                 "device": device,
                 "rank": rank,
                 "ranks": ranks,
+                "parallel": parallel,
                 "meeting": str(Path(self._meeting.name) / "store"),
                 "parent": os.getpid(),
             }
@@ -108,7 +117,7 @@ class TrainerProcess:
             self._workers.append(worker)
             self._buffers.append(bytearray())
             self._replies.append([])
-            self._send(worker, values)
+            self._send(rank, values)
         self._busy, self._due = True, time.monotonic() + timeout_s
         try:
             self.weights_path: str = self._wait()
@@ -186,26 +195,31 @@ class TrainerProcess:
         if self._busy:
             raise TrainerError(f"{message[0]} must wait for the step begun, got it before poll was done")
         self._due, self._asked = time.monotonic() + self.answer_s, message[0]
-        for worker in self._workers:
-            self._send(worker, message)
+        for rank in range(len(self._workers)):
+            self._send(rank, message)
         self._busy = True
 
-    def _send(self, worker: subprocess.Popen[bytes], message: Any) -> None:
+    def _send(self, rank: int, message: Any) -> None:
         """Write a message into the pipe of a rank, which may take no more of it than the pipe holds."""
-        assert worker.stdin is not None
+        stream = self._workers[rank].stdin
+        assert stream is not None
         body = pickle.dumps(message)
         data = memoryview(HEADER.pack(len(body)) + body)
-        os.set_blocking(worker.stdin.fileno(), False)
+        os.set_blocking(stream.fileno(), False)
         while data:
             left = max(0.0, min(self._due - time.monotonic(), 3600.0))
-            if not select.select([], [worker.stdin], [], left)[1] and time.monotonic() > self._due:
+            if not select.select([], [stream], [], left)[1] and time.monotonic() > self._due:
                 raise TrainerError(f"trainer must be done in time, got one that does not read {self._asked}")
             try:
-                data = data[os.write(worker.stdin.fileno(), data) :]
+                data = data[os.write(stream.fileno(), data) :]
             except BlockingIOError:
                 continue
             except BrokenPipeError as error:
-                raise TrainerError(f"trainer must be running, got exit code {worker.wait()}") from error
+                raise self._ended(rank) from error
+
+    def _ended(self, rank: int) -> TrainerError:
+        which = "trainer" if len(self._workers) == 1 else f"rank {rank} of the trainer"
+        return TrainerError(f"{which} must be running, got exit code {self._workers[rank].wait()}")
 
     def _wait(self) -> Any:
         while (done := self._gather(1.0)) is None:
@@ -223,8 +237,7 @@ class TrainerProcess:
             descriptors = {self.fileno(i): i for i in missing}
             ready, _, _ = select.select(list(descriptors), [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                if time.monotonic() > self._due:
-                    raise TrainerError(f"trainer must be done in time, got no end of {self._asked}")
+                self._check_missing(missing)
                 return None
             for descriptor in ready:
                 self._receive(descriptors[descriptor], os.read(descriptor, 1 << 20))
@@ -235,9 +248,19 @@ class TrainerProcess:
                 raise TrainerError(value)
         return [value for _, value in replies]
 
+    def _check_missing(self, missing: list[int]) -> None:
+        """Refuse to wait any longer for ranks that have not answered."""
+        late = "" if len(self._workers) == 1 else f" from rank {', '.join(map(str, missing))}"
+        refused = [value for replies in self._replies for kind, value in replies if kind == "error"]
+        if refused:  # the others may wait for this one, or it for them
+            self._due = min(self._due, time.monotonic() + AFTER_ERROR_S)
+        if time.monotonic() > self._due:
+            why = f" ({refused[0]})" if refused else ""
+            raise TrainerError(f"trainer must be done in time, got no end of {self._asked}{late}{why}")
+
     def _receive(self, rank: int, part: bytes) -> None:
         if not part:
-            raise TrainerError(f"trainer must be running, got exit code {self._workers[rank].wait()}")
+            raise self._ended(rank)
         buffer = self._buffers[rank]
         buffer += part
         while len(buffer) >= HEADER.size:

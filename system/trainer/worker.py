@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,10 +21,15 @@ from system.trainer.process import HEADER
 from system.trainer.torch_trainer import TorchTrainer, write_input
 
 KEPT_WEIGHTS = 2
+DEFAULT_TIMEOUT_S = 1800.0
+"""How long a collective of the torch trainer may take."""
 
 
 class Worker:
     """Answers the messages of a TrainerProcess."""
+
+    trainer: Any
+    """A torch or Megatron trainer."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         die_with_parent(values["parent"])
@@ -31,39 +37,63 @@ class Worker:
         self.values, self.rank, self.group = values, values["rank"], None
         if values["device"] == "cuda":
             torch.cuda.set_device(self.rank)
-        if values["ranks"] > 1:
-            dist.init_process_group(
-                "nccl" if values["device"] == "cuda" else "gloo",
-                init_method=f"file://{values['meeting']}",
-                rank=self.rank,
-                world_size=values["ranks"],
-            )
+        if values["ranks"] > 1 or values["parallel"] is not None:
+            self.join(timeout_s=values["parallel"].timeout_s if values["parallel"] else DEFAULT_TIMEOUT_S)
             self.group = dist.group.WORLD
         self.weights_dir, self.input_path = Path(values["weights_dir"]), values["input_path"]
         self.begin(values["weight_function"], values["loss_function"])
 
+    def join(self, *, timeout_s: float) -> None:
+        """Meet the other ranks."""
+        dist.init_process_group(
+            "nccl" if self.values["device"] == "cuda" else "gloo",
+            init_method=f"file://{self.values['meeting']}",
+            rank=self.rank,
+            world_size=self.values["ranks"],
+            timeout=timedelta(seconds=timeout_s),
+        )
+
     def begin(self, weight_function: Any, loss_function: Any) -> str:
         """A trainer at the policy's own weights with a fresh optimizer; the path of the weights."""
-        config, state = load_policy(self.values["policy_dir"])
-        self.trainer = TorchTrainer(
-            Qwen3.from_state(config, state, device=self.values["device"]),
-            weight_function=weight_function,
-            loss_function=loss_function,
-            optimizer=self.values["optimizer"],
-            token_budget=self.values["token_budget"],
-            temperature=self.values["temperature"],
-            group=self.group,
-        )
+        rules = {"weight_function": weight_function, "loss_function": loss_function}
+        rules |= {name: self.values[name] for name in ("optimizer", "token_budget", "temperature")}
+        self.trainer = None  # not two of them at once
+        self.trainer = self.torch_trainer(rules) if self.values["parallel"] is None else self.megatron(rules)
         return self.export(self.values["version"])
 
+    def torch_trainer(self, rules: dict[str, Any]) -> TorchTrainer:
+        """In plain torch."""
+        config, state = load_policy(self.values["policy_dir"])
+        model = Qwen3.from_state(config, state, device=self.values["device"])
+        return TorchTrainer(model, group=self.group, **rules)
+
+    def megatron(self, rules: dict[str, Any]) -> Any:
+        """On Megatron-Core."""
+        try:
+            import megatron.core  # pyright: ignore[reportMissingImports]  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"megatron-core must be there for the Megatron trainer (pip install 'bartleby[megatron]'), got {error}"
+            ) from error
+        from system.trainer.megatron.start import start_trainer
+
+        return start_trainer(
+            self.values["policy_dir"], self.values["parallel"], device=self.values["device"], rules=rules
+        )
+
     def export(self, version: int) -> str:
-        """Write weights for the engine (first rank only) and drop old ones, unless they are kept; the path."""
+        """Write weights for the engine and drop old ones, unless they are kept; the path."""
         path = self.weights_dir / f"weights-{version}.safetensors"
-        if self.rank == 0:
+        if self.speaks:
             self.trainer.export(path)
-            if not self.values["keep_weights"]:
-                (self.weights_dir / f"weights-{version - KEPT_WEIGHTS}.safetensors").unlink(missing_ok=True)
+        if self.rank == 0 and not self.values["keep_weights"]:
+            (self.weights_dir / f"weights-{version - KEPT_WEIGHTS}.safetensors").unlink(missing_ok=True)
         return str(path)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank takes part in writing: all that hold a part of the model."""
+        return self.rank == 0 or self.values["parallel"] is not None
 
     def answer(self, name: str, *values: Any) -> Any:
         """Do what one message asks."""
@@ -79,7 +109,7 @@ class Worker:
             case "logprob":
                 return self.trainer.logprob(values[0])
             case "save":
-                return self.trainer.save(values[0]) if self.rank == 0 else None
+                return self.trainer.save(values[0]) if self.speaks else None
             case "load":
                 self.trainer.load(values[0])
                 return self.export(values[1])

@@ -68,7 +68,7 @@ def main() -> None:
         init_method=f"file://{store}",
         rank=int(rank),
         world_size=int(ranks),
-        timeout=timedelta(seconds=100),
+        timeout=timedelta(seconds=300),
     )
     import megatron.core.models.gpt  # noqa: F401
 

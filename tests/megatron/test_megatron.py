@@ -18,7 +18,7 @@ from tests.megatron.policies import SHAPES, fused, named, rows, torch_trainer, w
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NEAR = 1e-4
-DEADLINE_S = 240.0
+DEADLINE_S = 900.0
 
 
 def job(shape: str, *, budget: int = 64, **sizes: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ TWO = {
     "sequence, recomputed": job("untied", tensor=2, sequence=True, recompute=True),
     "pipeline": job("tied", pipeline=2),
     "pipeline, untied": job("untied", pipeline=2),
-    "context": {**job("tied", context=2), "checkpoint": ""},
+    "context": job("tied", context=2),
     "context, recomputed": job("tied", context=2, recompute=True),
     "experts over data": job("experts", expert=2),
     "experts over context": job("experts", expert=2, context=2),
