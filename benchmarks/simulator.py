@@ -1,6 +1,6 @@
 """Does the simulator say what a live run does? Each setting is predicted from runs with other settings, and measured.
 
-One command: `python benchmarks/simulator.py` (or `python -m benchmarks.simulator`), on a machine that does nothing else.
+One command: `python benchmarks/simulator.py` (or `python -m benchmarks.simulator`), on a machine at rest.
 `--measured benchmarks/recorded/simulator.jsonl` predicts again from what was measured.
 
 Three settings of `experiments/train.py` on the embedded default, three runs each with other seeds, in turns, so that

@@ -363,7 +363,7 @@ def planned(
         best.ages,
         folder / "figure.png",
         title=f"{inputs.name}, {inputs.nodes} nodes: {best.inference_nodes} to sample and {best.training_nodes} to "
-        f"train take the most steps; {limit(best)}",
+        f"train get the most trained; {limit(best)}",
         marks=marks,
         places="nodes that sample",
         throughput="optimizer steps an hour",

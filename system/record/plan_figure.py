@@ -72,7 +72,7 @@ def draw_plan(
     middle.legend(frameon=False, fontsize=8)
     _named(middle, places, "share of the time idle")
     right.bar(list(ages), list(ages.values()), color=FIRST, width=0.7)
-    _named(right, "age of a trained token (versions)", "share of the trained tokens")
+    _named(right, "versions that a token is old", "share of the trained tokens")
     figure.text(
         0.012, 0.02, f"{command}" + (f"  ·  commit {commit}" if commit else ""),
         ha="left", va="bottom", fontsize=7, color=GREY, family="monospace",

@@ -63,21 +63,20 @@ MOST_OTHERS = 100.0
 
 
 def others_of(runs: Sequence[Measured], cluster: Cluster, *, rounds: int = 5) -> float:
-    """With what else at work runs like these take as long, all of them together; by halving."""
+    """With what else at work runs like these take as long, by halving; a setting with more trials counts for more."""
     alike: dict[Settings, list[Measured]] = defaultdict(list)
     for run in runs:
         alike[replace(run.settings, seed=0)].append(run)
     measured = {settings: pooled(run.figures() for run in same) for settings, same in alike.items()}
 
+    weight = {settings: sum(len(run.trials) for run in same) for settings, same in alike.items()}
+
     def too_fast(others: float) -> bool:
         there = replace(cluster, others=others)
         simulated = {settings: predicted(settings, there, runs, draws=4) for settings in measured}
-        return (
-            fmean(
-                math.log(simulated[settings].steps_per_minute / told.steps_per_minute)
-                for settings, told in measured.items()
-            )
-            > 0
+        return 0 < sum(
+            weight[settings] * math.log(simulated[settings].steps_per_minute / told.steps_per_minute)
+            for settings, told in measured.items()
         )
 
     if not too_fast(0.0):
