@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.megatron.cuda_on_cpu import install, install_after_import  # noqa: E402
+from tests.megatron.cuda_on_cpu import install, install_after_import
 
 install()
 import megatron.core.models.gpt  # noqa: E402, F401
