@@ -900,6 +900,13 @@ def test_a_spread_of_the_tolerance_is_no_signal(tolerance, dropped):
     assert state.zero_variance == len(drops)
 
 
+def test_a_lost_trial_is_no_reward_that_differs():
+    """Two of three solved it and one was lost: no signal, where a zero for the lost would be one."""
+    settings = settings_of(min_valid=2, max_retries=0)
+    _, actions = drive(settings, *ends(0, 1.0, 1.0), broken(0, 2))
+    assert [a.reason for a in actions[-1] if isinstance(a, DropGroup)] == ["zero_variance"]
+
+
 def test_a_trial_of_no_told_version_is_as_old_as_its_start():
     end = replace(ends(0, 1.0)[0], version_min=None, version_max=None)
     state, _ = drive(settings_of(), end)
