@@ -66,9 +66,10 @@ LONG = 1500
 CLIENTS = 16
 """Processes that the trials are spread over."""
 
-DEVICE = "cuda"
+DEVICE, DTYPE = "cuda", "bfloat16"
 
 if os.environ.get("REHEARSAL"):  # every line of it on a CPU, in minutes; the numbers mean nothing
+    DTYPE = "float32"  # vLLM's bfloat16 on a CPU wants instructions that not every one has
     DEVICE, TRIALS, TURNS, COMMON, OWN, SAMPLED, OBSERVED, LONG, CLIENTS = "cpu", 8, 3, 32, 32, 16, 16, 400, 4
     CONFIG |= {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 640}
     CONFIG |= {"max_position_embeddings": 1024}
@@ -125,12 +126,14 @@ class Judge:
     def __init__(self, state: dict[str, torch.Tensor], folder: Path) -> None:
         config = config_from_huggingface(CONFIG)
         self.models: dict[str, Any] = {}
-        own = Qwen3.from_state(config, state, dtype=torch.bfloat16, device=DEVICE).requires_grad_(False)
+        own = Qwen3.from_state(config, state, dtype=getattr(torch, DTYPE), device=DEVICE).requires_grad_(
+            False
+        )
         self.models["ours"] = lambda row: own.logits(own(torch.tensor(row, device=DEVICE), [len(row)]))
         try:
             from transformers import Qwen3ForCausalLM
 
-            theirs: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+            theirs: Any = Qwen3ForCausalLM.from_pretrained(folder, dtype=getattr(torch, DTYPE))
             theirs = theirs.to(DEVICE).eval()
             theirs.load_state_dict(state, strict=False)
             self.models["transformers"] = lambda row: theirs(torch.tensor([row], device=DEVICE)).logits[0]
@@ -311,7 +314,7 @@ def offline(policy: str, compiled: bool, kv_gib: float, requests_path: str) -> N
     llm = LLM(
         model=policy,
         skip_tokenizer_init=True,
-        dtype="bfloat16",
+        dtype=DTYPE,
         enforce_eager=not compiled,
         max_model_len=CONFIG["max_position_embeddings"],
         max_num_seqs=TRIALS,
@@ -331,6 +334,7 @@ def offline(policy: str, compiled: bool, kv_gib: float, requests_path: str) -> N
                 seed=one["seed"],
                 ignore_eos=True,
                 logprobs=0,
+                flat_logprobs=True,
                 detokenize=False,
             )
             for one in part
@@ -419,7 +423,7 @@ def main(options: argparse.Namespace) -> None:
         socket_path=str(shared / "s"),
         log_path=str(out / "engine.jsonl"),
         device=DEVICE,
-        dtype="bfloat16",
+        dtype=DTYPE,
         max_context=CONFIG["max_position_embeddings"],
         max_sessions=TRIALS,
         kv_gib=options.kv_gib,

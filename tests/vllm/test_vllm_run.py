@@ -13,7 +13,7 @@ from vllm_server import PYTHON, ROOT
 
 def test_an_ablation_runs_with_vllm(tmp_path: Path):
     told = tmp_path / "vllm.json"
-    told.write_text(json.dumps({"python": PYTHON, "dtype": "float32", "kv_gib": 1}))
+    told.write_text(json.dumps({"python": PYTHON, "dtype": "float32", "kv_gib": 1, "start_s": 1200}))
     small = {"groups": 2, "group-size": 2, "tasks": 2, "tasks-held-out": 2, "attempts": 1, "worlds": 3}
     options = [part for name, value in small.items() for part in (f"--{name}", f"{value}")]
     out = tmp_path / "run"

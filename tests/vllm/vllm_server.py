@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CLERK = ROOT / "policies" / "clerk"
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 CONTEXT = 1200
-STALL_S = 45.0
+STALL_S = 60.0
 
 
 def settings(folder: Path, **changes: Any) -> Settings:
@@ -28,6 +28,7 @@ def settings(folder: Path, **changes: Any) -> Settings:
         "max_sessions": 8,
         "kv_gib": 1.0,
         "stall_s": STALL_S,
+        "start_s": 1200.0,
         **changes,
     }
     return Settings(**told)

@@ -27,9 +27,6 @@ from system.engine.vllm.server import Server, read_metrics
 from system.engine.vllm.settings import Settings
 from system.engine.vllm.wire import Refused
 
-ABORTED = "generate-tokens-"
-"""What the server puts before the id of a request."""
-
 FINAL_ONLY = 2
 """vllm.sampling_params.RequestOutputKind: no output before the last."""
 
@@ -75,6 +72,7 @@ class Front:
         log: gets a line for each reply.
         kv_tokens: that the server's cache holds.
         labels: the server tells which weights sampled a token.
+        direct: requests enter by the call of our plugin's.
     """
 
     def __init__(
@@ -86,6 +84,7 @@ class Front:
         *,
         kv_tokens: int,
         labels: bool,
+        direct: bool,
     ) -> None:
         self.settings, self.server, self.expected, self.log = settings, server, expected, log
         self.version, self.kv_tokens = settings.version, kv_tokens
@@ -95,7 +94,10 @@ class Front:
         self.flights: dict[str, Flight] = {}
         self.room = Room(kv_tokens, settings.max_sessions)
         self.updating = asyncio.Lock()
-        self.labels = labels
+        self.labels, self.direct = labels, direct
+        self.target = "/bartleby/generate" if direct else "/inference/v1/generate"
+        self.prefix = "" if direct else "generate-tokens-"
+        """What the server puts before the id of a request."""
         self.trainer: Getting | None = None
         self.epoch = 0
         """Counts the resets of the cache: what was cached before one is never used after."""
@@ -144,15 +146,13 @@ class Front:
             if flight.cancelled:
                 return self._completion(flight, list[int](), list[float](), "abort")
             flight.sent = True
-            told = await self.server.post(
-                "/inference/v1/generate", self._asked(flight, session), timeout_s=None
-            )
+            told = await self.server.post(self.target, self._asked(flight, session), timeout_s=None)
         finally:
             del self.flights[flight.name]
             self.room.leave(flight.tokens)
             if not self.flights:
                 self.busy_s += time.monotonic() - self.busy_since
-        return self._told(flight, told["choices"][0])
+        return self._told(flight, told if self.direct else standard_answer(told))
 
     def _asked(self, flight: Flight, session: Session) -> dict[str, Any]:
         """The request as the server takes it; nothing is left to a default."""
@@ -179,20 +179,19 @@ class Front:
                 "frequency_penalty": 0.0,
                 "logprobs": 0,
                 "detokenize": False,
-                "output_kind": FINAL_ONLY,
+                **({} if self.direct else {"output_kind": FINAL_ONLY}),
             },
         }
 
     def _told(self, flight: Flight, choice: dict[str, Any]) -> Completion:
         """The server's answer as ours."""
-        ids = list(choice["token_ids"] or ())
-        content = (choice["logprobs"] or {}).get("content") or []
-        if len(content) != len(ids):
-            raise EngineError(f"vllm must give each of {len(ids)} tokens its logprob, got {len(content)}")
+        ids, logprob = choice["token_ids"], choice["logprob"]
+        if len(logprob) != len(ids):
+            raise EngineError(f"vllm must give each of {len(ids)} tokens its logprob, got {len(logprob)}")
         reason = choice["finish_reason"]
         if reason not in ("stop", "length", "abort"):
             raise EngineError(f"finish_reason of vllm must be stop, length or abort, got {reason}")
-        completion = self._completion(flight, ids, [entry["logprob"] for entry in content], reason)
+        completion = self._completion(flight, ids, logprob, reason)
         spans = choice.get("weight_versions")
         if spans is not None:
             theirs = [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
@@ -217,14 +216,14 @@ class Front:
         if session is not None and (flight := session.flight) is not None:
             flight.cancelled = True
             while flight.sent and flight.name in self.flights:  # it may not have arrived there yet
-                name = {"request_ids": [ABORTED + flight.name]}
+                name = {"request_ids": [self.prefix + flight.name]}
                 await self.server.post("/abort_requests", name, timeout_s=self.settings.call_s)
                 await asyncio.sleep(AGAIN_S)
         return {}
 
     async def abort_all(self) -> None:
         """End all requests, each with what it has."""
-        names = [ABORTED + name for name, flight in self.flights.items() if flight.sent]
+        names = [self.prefix + name for name, flight in self.flights.items() if flight.sent]
         if names:
             with suppress(OSError, Refused):  # it is about to be ended anyway
                 await self.server.post("/abort_requests", {"request_ids": names}, timeout_s=GRACE_S)
@@ -342,7 +341,7 @@ class Front:
         await post("/finish_weight_update", {"weight_version": str(version)}, timeout_s=call_s)
         for name, flight in self.flights.items():
             if (
-                count := counts.get(ABORTED + name)
+                count := counts.get(self.prefix + name)
             ) is not None:  # else it had all its tokens before the pause
                 flight.swaps.append((count, version))
         self.version = version
@@ -355,7 +354,7 @@ class Front:
             while True:
                 sent = [name for name, flight in self.flights.items() if flight.sent]
                 known = await self.server.get("/bartleby/counts", timeout_s=self.settings.call_s)
-                if all(ABORTED + name in known or name not in self.flights for name in sent):
+                if all(self.prefix + name in known or name not in self.flights for name in sent):
                     return
                 await asyncio.sleep(AGAIN_S)
 
@@ -460,6 +459,14 @@ class Front:
                 raise ValueError(
                     f"op must be generate, release, update_weights, score or stats, got {other!r}"
                 )
+
+
+def standard_answer(told: dict[str, Any]) -> dict[str, Any]:
+    """An answer of vLLM's own call in the form of our plugin's."""
+    choice = told["choices"][0]
+    content = (choice["logprobs"] or {}).get("content") or []
+    logprob = [entry["logprob"] for entry in content]
+    return {**choice, "token_ids": list(choice["token_ids"] or ()), "logprob": logprob}
 
 
 def group_cpu_s() -> float:

@@ -70,14 +70,17 @@ async def serve(settings: Settings) -> NoReturn:
     if settings.backend == "file":  # a broadcast begins when the trainer is known
         await server.post("/init_weight_transfer_engine", {"init_info": {}}, timeout_s=settings.call_s)
     labels = await labelled(server, settings)
+    fault = "" if settings.route == "standard" else await direct_fault(server, settings)
+    direct = settings.route == "direct" and not fault
     drop_torn_tail(Path(settings.log_path))
     with open(settings.log_path, "ab", buffering=0) as log:
-        front = Front(settings, server, expected, log, kv_tokens=kv_tokens, labels=labels)
+        front = Front(settings, server, expected, log, kv_tokens=kv_tokens, labels=labels, direct=direct)
         Path(settings.socket_path).unlink(missing_ok=True)
         listener = await asyncio.start_unix_server(front.talk, settings.socket_path, backlog=1024)
         described = {"ready": True, "pid": os.getpid(), "token_count": front.vocabulary}
         longest = runnable_trajectories(engines=1, tokens=kv_tokens, mean_length=settings.max_context)
         described |= {"kv_tokens": kv_tokens, "longest_trials": longest, "policy_version": settings.version}
+        described |= {"route": "direct" if direct else "standard", "route_fault": fault}
         print(json.dumps({**described, "max_context": settings.max_context}), flush=True)
         watching = asyncio.create_task(front.watch())
         await asyncio.wait([front.fault, left], return_when=asyncio.FIRST_COMPLETED)
@@ -101,6 +104,18 @@ async def labelled(server: Server, settings: Settings) -> bool:
             raise
         return False
     return True
+
+
+async def direct_fault(server: Server, settings: Settings) -> str:
+    """Why the call of our plugin's does not serve with this version of vLLM, or ""."""
+    sampling = {"max_tokens": 1, "temperature": 1.0, "logprobs": 0, "detokenize": False, "seed": 0}
+    asked = {"request_id": "first", "token_ids": [0] * 8, "cache_salt": "first", "sampling_params": sampling}
+    try:
+        told = await server.post("/bartleby/generate", asked, timeout_s=settings.call_s)
+    except Refused as error:
+        return str(error)
+    fits = len(told["token_ids"]) == len(told["logprob"]) == 1
+    return "" if fits else f"a token must come with its logprob, got {told}"
 
 
 def _parent_gone(gone: asyncio.Event) -> None:

@@ -50,6 +50,8 @@ class Settings:
     """Compile the model and capture graphs: a start of minutes, for speed."""
     backend: Literal["file", "nccl", "gloo"] = "file"
     """How weights come: a file that every worker reads, or a broadcast from the trainer (gloo is for the CPU)."""
+    route: Literal["direct", "standard"] = "direct"
+    """How requests enter the server: by a call of our plugin's, or by vLLM's own, which is dearer by the token."""
     threads: int = 1
     """Cores of each worker, on the CPU."""
     version: int = 0
@@ -94,7 +96,7 @@ def command(settings: Settings) -> Sequence[str]:
     served = [
         *(settings.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.policy_dir),
         *("--served-model-name", "policy", "--uds", settings.server_socket, "--tokens-only"),
-        *("--middleware", "system.engine.vllm.inside.CountTokens"),
+        *("--middleware", "system.engine.vllm.inside.OwnCalls"),
         *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
         *("--dtype", settings.dtype, "--max-model-len", str(settings.max_context)),
         *("--max-num-seqs", str(settings.max_sessions), "--block-size", str(settings.block_tokens)),
