@@ -47,6 +47,7 @@ from system.resume import Found, differences, find_run, intervals, later_than
 from system.run import Machinery, RunError, machinery
 from system.sandbox import choose_sandbox
 from system.trainer import OptimizerSettings, TrainerError, TrainerProcess
+from system.trainer.parallel import Parallel
 from system.verify.checks import read_checks
 from system.world.apex import refuse_to_train
 from system.world.generate import draw, generate
@@ -165,6 +166,12 @@ class Config:
     """What the trainer may take for a step or a save; beyond it the run ends."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Of engine and trainer."""
+    trainer: Literal["torch", "megatron"] = "torch"
+    """What takes the steps: plain torch, or Megatron-Core (the extra "megatron")."""
+    trainer_ranks: int = 1
+    """Processes that share each step."""
+    parallel: Parallel = Parallel()
+    """How the ranks of the Megatron trainer share model and step."""
     threads: int = 1
     """Torch threads of the engine and of the trainer each; on two cores more than one makes both slower."""
     confidence: float = 0.95
@@ -256,6 +263,8 @@ def run(
     check_policy(config.policy, context=max(config.context, config.context_held_out))
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device must be cpu where torch finds no GPU, got cuda")
+    if config.trainer == "torch" and config.parallel != Parallel():
+        raise ValueError(f"parallel must go with trainer megatron, got {config.parallel} for trainer torch")
     if config.sandbox == "bubblewrap":
         choose_sandbox("bubblewrap")
     modal = command.modal_settings(config.sandbox, config.modal)
@@ -528,6 +537,8 @@ class Runs:
             answer_s=config.trainer_s,
             threads=config.threads,
             device=config.device,
+            ranks=config.trainer_ranks,
+            parallel=config.parallel if config.trainer == "megatron" else None,
         )
         return self.trainer
 
@@ -658,7 +669,7 @@ NOT_ITS_OWN = (
         "max_starting",
         "starts_per_s",
     ),
-    *("engine_restarts", "trainer_s"),
+    *("engine_restarts", "trainer_s", "trainer_ranks", "parallel"),
 )
 """Settings that may be others when a run goes on: where it lies, where trials and judge are, and patience."""
 
