@@ -16,4 +16,7 @@ own=$("$scratch/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path(
 
 cd "$root"
 export OMP_NUM_THREADS=1 PYTHONWARNINGS=ignore
+if command -v pyright >/dev/null; then
+  pyright -p tests/megatron --pythonpath "$scratch/venv/bin/python"
+fi
 exec "$scratch/venv/bin/python" -m pytest -q -p no:cacheprovider tests/megatron "$@"

@@ -56,8 +56,17 @@ TWO = {
     "experts, tensor": job("experts", tensor=2, sequence=True),
     "experts over tensor": job("experts", expert=2, tensor=2, sequence=True),
     "experts, pipeline": job("experts, plain", pipeline=2),
-    "data, shared optimizer": job("tied", distributed_optimizer=True),
-    "experts, shared optimizer": job("experts", expert=2, distributed_optimizer=True),
+    "data, shared optimizer": {**job("tied", distributed_optimizer=True), "saves": "dense"},
+    "tensor, from data": {
+        **job("tied", tensor=2, sequence=True, distributed_optimizer=True),
+        "loads": "dense",
+    },
+    "pipeline, from data": {**job("tied", pipeline=2, distributed_optimizer=True), "loads": "dense"},
+    "experts, shared optimizer": {**job("experts", expert=2, distributed_optimizer=True), "saves": "experts"},
+    "experts, from shared": {
+        **job("experts", expert=2, tensor=2, sequence=True, distributed_optimizer=True),
+        "loads": "experts",
+    },
     "context, shared optimizer": job("untied", context=2, distributed_optimizer=True, recompute=True),
 }
 FOUR = {
@@ -154,3 +163,18 @@ def test_gradient_step_and_logprobs_are_those_of_the_torch_trainer(ranks: int, n
     wanted = {n: value - start[n] for n, value in truth["weights"].items()}
     gaps = gap(moved, wanted, shape)
     assert max(gaps.values()) < 1e-2, gaps
+
+
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        ("tensor, from data", "data, shared optimizer"),
+        ("pipeline, from data", "data, shared optimizer"),
+        ("experts, from shared", "experts, shared optimizer"),
+    ],
+)
+def test_a_checkpoint_goes_on_under_other_sizes(name: str, saved: str, told: Any) -> None:
+    first, second, other = told(2, saved)["weights"], told(2, saved)["second"], told(2, name)["second"]
+    for weight, value in second.items():
+        moved = float((value - first[weight]).norm())
+        assert float((other[weight] - value).norm()) < 1e-2 * moved, weight

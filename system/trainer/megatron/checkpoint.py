@@ -10,8 +10,8 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from torch import nn
 
-METADATA = {"distrib_optim_sharding_type": "fully_reshardable"}
-"""So that a checkpoint may be read by other sizes than wrote it."""
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+"""So that other sizes may read a checkpoint than wrote it; experts on one rank and on several are two formats."""
 
 
 def save(folder: Path, model: nn.Module, optimizer: Any) -> None:
@@ -52,8 +52,9 @@ def _own_steps(optimizer: Any) -> None:
 
 
 def _state(model: nn.Module, optimizer: Any, *, is_loading: bool) -> dict[str, Any]:
-    sharded = model.sharded_state_dict(metadata=METADATA)  # pyright: ignore[reportCallIssue]
+    metadata: dict[str, Any] = {**METADATA}  # Megatron writes its groups into it
+    sharded = model.sharded_state_dict(metadata=metadata)  # pyright: ignore[reportCallIssue]
     return {
         "model": sharded,
-        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=METADATA),
+        "optimizer": optimizer.sharded_state_dict(sharded, is_loading=is_loading, metadata=metadata),
     }

@@ -157,7 +157,7 @@ class MegatronTrainer:
         checkpoint.save(Path(folder), self.model.module, self.optimizer)
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Take weights and optimizer state that `save` wrote, by whatever sizes it was shared then."""
+        """Take weights and optimizer state that `save` wrote, by other sizes as well."""
         checkpoint.load(Path(folder), self.model.module, self.optimizer)
 
     def _live(self, rows: Sequence[StepRow]) -> list[LiveRow]:
