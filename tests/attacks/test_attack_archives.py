@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_stage import Stage
 from attacking import SOUND, fails, foreign_task, gives_up, says, solves
-from conftest import Stage
 
 from system.harness.chat import ToolCall
 from system.world.archive import Limits, unpack

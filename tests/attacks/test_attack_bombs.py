@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attack_stage import Stage
 from attacking import CANARY, SOUND, fails, foreign_task, gives_up, python, says, solves, works
 from bombs import decks, documents, others, pdfs, workbooks
-from conftest import Stage
 
 from system.harness.chat import ToolCall
 from system.sandbox.frozen import FrozenWorld

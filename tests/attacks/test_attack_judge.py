@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_stage import Stage
 from attacking import fails, foreign_task, gives_up, python, says, solves
-from conftest import Stage
 from judge_server import Asked, JudgeServer, Scripted, said
 
 from system.harness.chat import ToolCall

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_stage import Stage
 from attacking import CANARY, SOUND, foreign_task, gives_up, python, says, solves
-from conftest import Stage
 
 from system.fleet.office import calls_of
 from system.harness.chat import ToolCall

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_stage import Stage
 from attacking import fails, gives_up, says, tries
-from conftest import Stage
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "sandboxes.md"
 LINES: list[tuple[str, str]] = re.findall(r"^\| (.+?) \| `(.+)` \|$", PAGE.read_text(), re.MULTILINE)

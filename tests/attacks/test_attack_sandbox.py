@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attack_stage import Stage
 from attacking import CANARY, fails, gives_up, python, says, tries
-from conftest import Stage
 from system_calls import number
 
 from system.harness.chat import ToolCall, call_text

@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+from attack_stage import Stage
 from attacking import CANARY, SOUND, WORK, fails, foreign_task, gives_up, python, says, solves, tries
-from conftest import Stage
 
 from system.harness.chat import ToolCall
 

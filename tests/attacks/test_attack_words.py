@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attack_stage import Stage
 from attacking import CANARY, SOUND, fails, foreign_task, gives_up, python, says, solves, works
-from conftest import Stage
 from scripted_engine import Script
 
 from core.outcome import Outcome, has_valid_reward, is_retriable

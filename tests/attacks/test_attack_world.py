@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from attack_stage import Stage
 from attacking import fails, gives_up, python, says, solves, tries, works
-from conftest import Stage
 
 from system.harness.chat import ToolCall
 
