@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from core.attribution import rounding_noise
+from system.model import ModelConfig
 from system.policy import load_policy, save_weights
 from system.record.metrics import commit_hash, read_jsonl
 from system.trainer.gap import Knobs, gap_of, rows_by_step
@@ -43,7 +44,7 @@ class Bench(NamedTuple):
     """Rows to plant faults in, and the weights of every version; those of `broken` have a matrix permuted."""
 
     rows: list[StepRow]
-    config: object
+    config: ModelConfig
     weights: dict[int, Path]
     broken: dict[int, Path]
 
@@ -99,7 +100,7 @@ def save(path: Path, state: dict[str, Tensor]) -> Path:
     return path
 
 
-def scene(bench: Bench, faults: Sequence[str], arithmetic: str, rng: random.Random) -> dict[str, object]:
+def scene(bench: Bench, faults: Sequence[str], arithmetic: str, rng: random.Random) -> dict[str, Any]:
     """Rows as an engine with these faults would report them, and what is said of them."""
     aged = {"stale_version", "stale_cache"} & set(faults)
     rows = [with_versions(row, rng) if aged else with_version(row) for row in rng.sample(bench.rows, ROWS)]
@@ -171,7 +172,7 @@ def logprob_of(engine: Rescorer, row: StepRow, *, stale: bool, leak: Sequence[in
     return score([whole], latest=TRAINED_FROM)[0].logprob[before:].tolist()
 
 
-def print_matrix(arithmetic: str, told: Sequence[dict[str, object]]) -> None:
+def print_matrix(arithmetic: str, told: Sequence[dict[str, Any]]) -> None:
     """Planted against found: how often everything, nothing less and nothing more."""
     print(
         f"\n{arithmetic}: what was planted, in how many scenes exactly that was found, and what else was said"
@@ -187,7 +188,7 @@ def print_matrix(arithmetic: str, told: Sequence[dict[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "recorded" / "mismatch.jsonl")
     parser.add_argument("--of", type=Path, help="folder of a run of check_mismatch.py, instead of a new one")
     parser.add_argument("--single", type=int, default=10, help="scenes of each fault")

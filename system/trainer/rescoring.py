@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from core.logprob import TokenLogprob, token_logprob
 from core.shard import WHOLE
-from system.model import ModelConfig, Qwen3, weight_shapes
+from system.model import Layer, ModelConfig, Qwen3, weight_shapes
 from system.trainer.step import StepRow
 from system.weights import check_coverage
 
@@ -160,7 +160,7 @@ class Rescorer:
             model = self._model(version)
             x = model.model.embed_tokens(token_ids[start:end])
             cosine, sine = (table[start:end, None] for table in model.rotation(end, x))
-            for i, layer in enumerate(model.model.layers):
+            for i, layer in enumerate(cast(list[Layer], model.model.layers)):
                 q, k, v = layer.self_attn.qkv(layer.input_layernorm(x), cosine, sine)
                 keys[i].append(k)
                 values[i].append(v)
