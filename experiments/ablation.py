@@ -103,6 +103,8 @@ class Config:
     late_group: Literal["wait", "drop", "mask", "train"] = "wait"
     """What to do about a slow group: wait for it before it gets too old; train on, and drop it when it is; train of it
     what is young enough; or train it however old."""
+    in_order_steps: int = 0
+    """So many first steps in the order of admission: in the others the first batches are of short tasks alone."""
     max_late: int | None = None
     """With late_group mask: groups that a step may leave too old; rather than leave more it waits. 0 masks nothing."""
     save_every: int = 0
@@ -181,7 +183,9 @@ class Config:
 
     def __post_init__(self) -> None:
         least = {
-            **dict.fromkeys(("seed", "seed_held_out", "max_staleness", "max_retries", "save_every"), 0),
+            **dict.fromkeys(
+                ("seed", "seed_held_out", "max_staleness", "in_order_steps", "max_retries", "save_every"), 0
+            ),
             **dict.fromkeys(("seeds", "steps", "groups", "max_running", "tasks", "tasks_held_out"), 1),
             **dict.fromkeys(("engines", "max_starting"), 1),
             "engine_restarts": 0,
@@ -563,7 +567,7 @@ class Runs:
             max_zero_variance=4 * config.groups,
             max_lost=config.groups,
             order=config.order,
-            in_order_steps=0,
+            in_order_steps=config.in_order_steps,
             late_group=config.late_group,
             max_late=config.max_late,
             max_error_share=config.max_error_share,

@@ -122,8 +122,12 @@ class Config:
     """Simulated for each split."""
     order: Literal["oldest", "completion", "admission"] = "oldest"
     """Which ready groups are trained."""
-    late_group: Literal["wait", "drop", "mask", "train"] = "wait"
+    late_group: Literal["wait", "drop", "mask", "train"] = "mask"
     """What becomes of a group that would get too old."""
+    max_late: int = 4
+    """Where such groups are masked: how many a step may leave too old; rather than leave more it waits."""
+    in_order_steps: int = 4
+    """So many first steps in the order of admission."""
     seed: int = 0
     """Of the drawing."""
     out: Path | None = None
@@ -132,6 +136,9 @@ class Config:
     def __post_init__(self) -> None:
         if not self.steps >= 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
+        for name in ("max_late", "in_order_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("median_length", "turn_tokens"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
@@ -484,8 +491,9 @@ def tried(
         max_zero_variance=0,
         max_lost=10**6,
         order=config.order,
-        in_order_steps=0,
+        in_order_steps=config.in_order_steps,
         late_group=config.late_group,
+        max_late=config.max_late if config.late_group == "mask" else None,
         requeue_stale=True,
         task_count=1_928,
         seed=config.seed,
