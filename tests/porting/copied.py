@@ -38,7 +38,8 @@ def copied(name: str, folder: Path, *, examples: int) -> None:
     """core as `name` in an empty folder, and its laws beside it, with so many examples each."""
     caches = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "core", folder / name, ignore=caches)
-    shutil.copytree(ROOT / "tests" / "property", folder / "tests" / "property", ignore=caches)
+    for laws in ("property", "oracle"):
+        shutil.copytree(ROOT / "tests" / laws, folder / "tests" / laws, ignore=caches)
     for path in (ROOT / "tests").glob("*.py"):
         if not path.name.startswith("test_"):
             shutil.copy(path, folder / "tests")

@@ -8,6 +8,7 @@ from copied import copied, run
 
 QUICK = (
     "not compile and not graph and not of_100 and not interval and not as_often_as_stated and not cut_text"
+    " and not ten_thousand"
 )
 """Without laws that take many seconds each: compilers, and counts over many trials. CI runs those too."""
 
