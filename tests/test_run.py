@@ -269,7 +269,8 @@ def test_an_engine_that_ended_too_often_is_one_line_and_leaves_nothing(tmp_path,
 
 def test_an_evaluation_counts_valid_trials_only():
     """A trial that ran out of time was graded, but the clock also measures the machine."""
-    parts: dict[str, Any] = dict.fromkeys(("settings", "crew", "spec", "advantage", "journal"), None)
+    parts: dict[str, Any] = dict.fromkeys(("settings", "spec", "advantage", "journal"), None)
+    parts["crew"] = Mock(engine=Mock(release=lambda trial, failed: ""))
     loop = Loop(**parts, name="arm/0", observer=Mock())
     outcomes = {
         "solved": {"kind": "solved"},
