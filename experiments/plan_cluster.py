@@ -384,6 +384,9 @@ def planned(
 
 def limit(split: Split) -> str:
     """What limits a split, in a sentence."""
+    if min(split.trainer_idle, split.engine_idle) > WAITS:
+        both = f"engines wait {split.engine_idle:.0%} and the trainer {split.trainer_idle:.0%} of the time"
+        return f"neither limits it: {both}; tools, sandboxes or the bound on staleness do"
     if split.trainer_idle > WAITS:
         return f"inference limits it: the trainer waits {split.trainer_idle:.0%} of the time"
     return f"training limits it: the trainer waits {split.trainer_idle:.0%} of the time"
@@ -392,8 +395,8 @@ def limit(split: Split) -> str:
 def advised(config: Config, run: Path) -> None:
     """Turns what a run waited for into advice."""
     measured = read_measured(run, cores=config.cores or None)
-    folder, written = opened(config)
     advice = advise(measured)
+    folder, written = opened(config)
     console = Console()
     now = advice.measured
     idle = (

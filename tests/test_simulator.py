@@ -64,6 +64,14 @@ def test_a_synchronous_run_takes_the_time_that_one_adds_up_by_hand():
     assert [sorted(s.lengths) for s in record.steps] == [[7 + 25, 7 + 40]] * 3
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_that_saves_takes_the_same_steps(every: int):
+    cluster = Cluster(decode_s=0.1, step_s=5.0, sync_s=0.5)
+    plain, saving = (simulate(replace(LARGE, save_every=n), cluster, SPREAD) for n in (0, every))
+    assert saving.reason == "all steps trained" and len(saving.steps) == LARGE.steps
+    assert saving.seconds == pytest.approx(plain.seconds, rel=0.05)
+
+
 def test_requests_share_the_engine():
     """Beside another request a token takes 0.2 s, alone 0.1: 10 together, 30 s of tool, 30 alone."""
     cluster = Cluster(decode_s=0.0, decode_request_s=0.1)

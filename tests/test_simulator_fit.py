@@ -12,7 +12,7 @@ import pytest
 
 from core.schedule import Settings
 from system.simulator import Cluster, LognormalWorkload, TrialPlan, Turn, simulate
-from system.simulator.fit import fitted, not_negative, predicted, workload_of
+from system.simulator.fit import fitted, not_negative, predicted, trainer_rates, workload_of
 from system.simulator.measured import Measured, measured_of, read_measured
 from system.simulator.workload import plan_of
 
@@ -213,3 +213,14 @@ def test_the_comparison_with_reality_holds_where_reality_is_the_simulator(tmp_pa
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path):
     with pytest.raises(ValueError, match=f"^a run's folder must hold .*, got {tmp_path}: FileNotFoundError"):
         read_measured(tmp_path)
+
+
+def test_a_counter_that_began_again_where_a_run_was_resumed_is_no_work():
+    run = run_on(SHARED, SCHEDULE)
+    middle = len(run.steps) // 2
+    before = run.steps[middle - 1].cpu_s
+    steps = [s._replace(cpu_s=s.cpu_s - before) if i >= middle else s for i, s in enumerate(run.steps)]
+    steps[middle] = steps[middle]._replace(cpu_s=0.0)
+    resumed = trainer_rates([replace(run, steps=steps)], shared=True)[0]
+    whole = trainer_rates([run], shared=True)[0]
+    assert resumed["step_s"] == pytest.approx(whole["step_s"], rel=0.3) and resumed["step_s"] > 0

@@ -38,7 +38,6 @@ class Advice:
         waited_s: of the trainer, between two steps, on average.
         simulated: as it was, so that one sees what the simulator is worth here.
         tried: with more and more engines, until the trainer did not wait or it helped no more.
-        fewer: with the fewest engines that cost no steps, where it did not wait in the first place.
         faster_trainer: with as many engines and a trainer twice as fast.
         limit: what more of would help.
     """

@@ -178,9 +178,16 @@ def trainer_rates(runs: Sequence[Measured], *, shared: bool) -> tuple[dict[str, 
     worked: list[float] = []
     seconds: list[float] = []
     for before, after in (pair for run in runs for pair in pairwise(run.steps)):
-        rows.append([1.0, float(sum(after.rows)), float(sum(n * n for n in after.rows))])
-        seconds.append(after.ended_s - after.begun_s)
-        worked.append(after.cpu_s - before.cpu_s if shared else seconds[-1])
+        took = after.ended_s - after.begun_s
+        work = after.cpu_s - before.cpu_s if shared else took
+        if work > 0:  # counters begin again where a run was resumed
+            rows.append([1.0, float(sum(after.rows)), float(sum(n * n for n in after.rows))])
+            seconds.append(took)
+            worked.append(work)
+    if not rows:
+        raise ValueError(
+            "a run must have taken two steps without a stop between them to be measured, got none"
+        )
     found = not_negative(rows, worked)
     speed = min(1.0, sum(worked) / sum(seconds)) if shared and sum(seconds) > 0 else 1.0
     return dict(zip(("step_s", "train_token_s", "train_square_s"), found, strict=True)), speed

@@ -230,7 +230,9 @@ def _read(folder: Path, tags: Mapping[str, Any], *, engines: int, cores: float) 
         if record["purpose"] == "train" and name in clock.ended and (plan := plan_of(record)):
             trials.append(_ran(record, plan, clock.group[name], clock.started[name], clock.ended[name]))
     steps = []
-    for train, begun, ended in clock.trained:
+    # A step that was taken again after the run was killed counts as it was the last time.
+    last = {train["version"]: (train, begun, ended) for train, begun, ended in clock.trained}
+    for train, begun, ended in last.values():
         line = told.get(train["version"] + 1)
         if line is not None:
             given = [rows[name] for name in train["trial_ids"]]

@@ -14,6 +14,8 @@ from core.schedule import (
     Event,
     Finished,
     Opened,
+    Save,
+    Saved,
     Settings,
     StartTrial,
     StepTrained,
@@ -262,10 +264,16 @@ class _Run:
                     self._after(self.cluster.sync_s, "_applied", action.version)
                 case DropGroup():
                     self._drop(action)
+                case Save():
+                    self._after(0.0, "_saved", action.version)
                 case Finished():
                     self.record.reason = action.reason
                 case _:
                     pass
+
+    def _saved(self, version: int) -> None:
+        """A version is on disk: in no time, since that is another thread's work."""
+        self._tell(Saved(version=version))
 
     def _start(self, action: StartTrial) -> None:
         plan = self.workload.trial(
