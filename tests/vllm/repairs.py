@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -21,7 +22,7 @@ os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-from vllm import LLM, SamplingParams
+from vllm import LLM, RequestOutput, SamplingParams
 
 from system.engine.vllm import inside, receiving
 
@@ -39,7 +40,7 @@ def made(folder: Path, seed: int) -> Qwen3MoeForCausalLM:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=32,
+        head_dim=32,  # pyright: ignore[reportCallIssue] (declared, but a decorator hides it)
         num_experts=8,
         num_experts_per_tok=2,
         norm_topk_prob=True,
@@ -54,6 +55,12 @@ def made(folder: Path, seed: int) -> Qwen3MoeForCausalLM:
     return model
 
 
+def places(told: RequestOutput) -> list[Any]:
+    """The logprobs at each token of a prompt but the first."""
+    assert told.prompt_logprobs is not None
+    return list(told.prompt_logprobs)[1:]
+
+
 def gap(llm: LLM, model: Qwen3MoeForCausalLM) -> float:
     """Mean gap of the logprobs of some rows of tokens, under the engine and under transformers."""
     rows = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
@@ -63,7 +70,7 @@ def gap(llm: LLM, model: Qwen3MoeForCausalLM) -> float:
     with torch.no_grad():
         expected = model(rows).logits.log_softmax(-1)[:, :-1].gather(-1, rows[:, 1:, None])[..., 0]
     found = [
-        [place[token].logprob for place, token in zip(one.prompt_logprobs[1:], row.tolist()[1:])]
+        [place[token].logprob for place, token in zip(places(one), row.tolist()[1:])]
         for one, row in zip(told, rows)
     ]
     return (expected - torch.tensor(found)).abs().mean().item()

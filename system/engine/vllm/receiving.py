@@ -85,7 +85,8 @@ class Reloading(WeightTransferEngine):
 
     def receive_weights(self, update_info: Any, load_weights: Load | None = None) -> None:
         """Take all weights; 0.24 says how to load them."""
-        load = self.model.load_weights if load_weights is None else load_weights
+        own_load: Any = self.model.load_weights
+        load: Load = own_load if load_weights is None else load_weights
         loaded: set[str] = set()
         for part in self.parts(update_info):
             loaded |= load(part) or set()
