@@ -19,7 +19,15 @@ from typing import Any, Literal, NamedTuple
 from core.routing import assigned, empty_routes, may_restart, released
 from system.engine.request import EngineError, EngineSilent, RunningEngine
 
-MOMENTARY = ("running", "waiting", "sessions", "policy_version", "kv_usage", "kv_tokens", "kv_reserved_tokens")
+MOMENTARY = (
+    "running",
+    "waiting",
+    "sessions",
+    "policy_version",
+    "kv_usage",
+    "kv_tokens",
+    "kv_reserved_tokens",
+)
 """What an engine says of the moment; the rest of its numbers only grow, and those of its earlier lives still count."""
 
 LOOK_S = 0.05
